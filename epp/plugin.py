@@ -40,7 +40,7 @@ Rules for all extension points:
 - Up to PreRequest a plugin may raise `Refused`: the client gets the error answer of its cause. Any other exception is counted and fails
   this request with 500, except in two cases. ProducerFailed and TimeoutError of a data producer fail open: readers of its data get the
   defaults. If a scorer raises, the request is routed without that scorer. After the picker's answer, an exception is counted and has no
-  other effect. A plugin that fails repeatedly may be left out for a while (`epp.points.isolation`).
+  other effect. If a plugin fails repeatedly, the picker may disable it for a while (`epp.points.isolation`).
 - A plugin that is only in shadow profiles runs there as Filter, Scorer or Picker. It does not screen or admit, and gets no PreRequest
   and response calls.
 - Everything runs on the worker's event loop: a plugin must not block. Work that waits goes through `Services`.
@@ -149,14 +149,14 @@ class Parser(Plugin):
     """Reads request bodies, when the whole body has arrived.
 
     `paths`: path suffixes. The parser with the longest matching suffix reads the request, and the runtime unpacks compressed bodies for
-    it. A parser without `paths` reads all other requests, and gets compressed bodies as they are.
-    `app_protocols`: values of the InferencePool's `appProtocol` that the parser can serve; empty: any.
+    it. A parser without `paths` reads all other requests, and gets compressed bodies unchanged.
+    `app_protocols`: values of the InferencePool's `appProtocol` that the parser can serve; empty for all values.
     `reads_usage`: whether the runtime searches responses for token usage. If responses report usage in another form than a JSON object
     `usage`, `parse` sets `request[ANSWER]` (`epp.protocol.usage`).
     `names_model`: whether the runtime may replace the model's name. The parser then promises that bodies are JSON objects with the name
     in the member `model`. It also promises that MODEL_MISSING is the last check of `parse`, because a header or a rule may give the name.
     `salt_member`: the member of bodies that has the cache salt, which the runtime may set. The parser then promises that bodies are JSON
-    objects; "": the runtime sets none.
+    objects. If it is "", the runtime sets no salt.
     """
 
     paths: ClassVar[tuple[str, ...]] = ()
@@ -235,11 +235,11 @@ class ProfileHandler(Plugin):
     """
 
     def check(self, profiles: Sequence[str]) -> str | None:
-        """Says why this handler cannot work with profiles of these names; None: it can. Called once, before the fork."""
+        """Says why this handler cannot work with profiles of these names. Returns None if it can. Called once, before the fork."""
         return None
 
     def reaches(self, profiles: Sequence[str]) -> Collection[str] | None:
-        """Returns which of these profiles the handler may ever run; None: unknown. Called once, before the fork."""
+        """Returns which of these profiles the handler may ever run, or None if that is unknown. Called once, before the fork."""
         return None
 
     def idle(self, profiles: Sequence[str]) -> Sequence[str]:
@@ -268,15 +268,15 @@ class Decider(Plugin):
     """
 
     def wanted(self, request: Request, run: ProfileRun | None) -> bool:
-        """Returns whether the stage runs. `run`: the run of the decode profile; None: the stage runs before decode."""
+        """Returns whether the stage runs. `run`: the run of the decode profile; None for a stage before decode."""
         raise NotImplementedError
 
 
 class Filter(Plugin):
-    """Drops candidates of a profile. Called once per profile run, in configured order, on what the filter before it kept."""
+    """Drops candidates of a profile. Called once per profile run, in configured order, with the candidates that remain."""
 
     def keep(self, request: Request, candidates: Candidates, profile: "Profile") -> Mask:
-        """Returns whether to keep each candidate: bool, shape (candidates,). It may drop all; the profile then has no target."""
+        """Returns whether to keep each candidate: bool, shape (candidates,). If no candidate remains, the profile has no target."""
         raise NotImplementedError
 
 
@@ -290,7 +290,7 @@ class Scorer(Plugin):
     static: ClassVar[bool] = False
 
     def score(self, request: Request, candidates: Candidates, profile: "Profile") -> Scores | None:
-        """Returns a new float64 array in [0, 1] of shape (candidates,); higher is better. None: every candidate scores 0.
+        """Returns a new float64 array in [0, 1] of shape (candidates,); higher is better. Returns None if every candidate scores 0.
 
         The runtime multiplies the array by the weight that the profile gives the scorer. If the scorer is a foreign plugin, scores are
         clipped to [0, 1] and NaN counts as 0.
@@ -302,9 +302,9 @@ class Picker(Plugin):
     """Picks from the scored candidates. Called once per profile run, last. Each profile has exactly one picker."""
 
     def pick(self, request: Request, candidates: Candidates, totals: Scores, profile: "Profile") -> Sequence[int]:
-        """Returns indices of candidates, best first: at least one, none twice. `totals`: weighted sums of scores, shape (candidates,).
+        """Returns indices of candidates, best first: at least one, all different. `totals`: weighted sums of scores, shape (candidates,).
 
-        Return several only for a gateway that accepts a list of addresses, as `deploy/envoy-retry.yaml` does.
+        Return several indices only for a gateway that accepts a list of addresses, as in `deploy/envoy-retry.yaml`.
         """
         raise NotImplementedError
 
@@ -315,13 +315,13 @@ class PreRequest(Plugin):
     def before_send(self, request: Request, decision: Decision) -> None:
         """May set `decision.headers`, the headers that the model server gets.
 
-        An exception here fails the request: it is not sent, and the calls of ResponseComplete follow (see there).
+        An exception fails the request: it is not sent, and the calls of ResponseComplete follow (see `ResponseComplete`).
         """
         raise NotImplementedError
 
 
 class ResponseReceived(Plugin):
-    """Reads the response headers. Called once per request with an endpoint, when they arrive, whatever the status."""
+    """Reads the response headers. Called once per request with an endpoint when the headers arrive, for any status."""
 
     def response_received(self, request: Request, decision: Decision, response: Response) -> None:
         """May set `response.set_headers`: headers that are set in the response to the client."""
@@ -333,8 +333,8 @@ class ResponseStreaming(Plugin):
 
     Not called for a response with an error status, 400 or more: its chunks are no tokens.
 
-    `first_chunk_only`: whether the plugin is called only once per response, for the first chunk that is not empty. A chunk for which no
-    plugin is called takes a tenth of the time.
+    `first_chunk_only`: whether the plugin is called only once per response, for the first chunk that is not empty. A chunk without a call
+    of a plugin takes a tenth of the time.
     """
 
     first_chunk_only: ClassVar[bool] = False
@@ -349,8 +349,8 @@ class ResponseComplete(Plugin):
 
     One exception: a plugin that is also a PreRequest is not called if its own `before_send` did not run for this request.
 
-    `reads_answer`: set it to False if the plugin needs no headers of the response. They may then be missing, and another status than 200
-    still is right.
+    `reads_answer`: set it to False if the plugin needs no headers of the response. `response.headers` may then be empty, and
+    `response.status` 200 may be wrong; any other status is right.
     """
 
     reads_answer: ClassVar[bool] = True
@@ -358,7 +358,7 @@ class ResponseComplete(Plugin):
     def response_complete(self, request: Request, decision: Decision, response: Response) -> None:
         """May set `response.metadata`, because the end of the answer is passed on to the gateway after this call.
 
-        `response.status` is 0 if no response arrived, `response.usage` None if none was reported.
+        `response.status` is 0 if no response arrived. `response.usage` is None if no usage was reported.
         """
         raise NotImplementedError
 

@@ -1,4 +1,4 @@
-"""What the test of a plugin needs, with one import: endpoints with values, a request, and the plugin as a configuration makes it.
+"""Tools for the test of a plugin, with one import: endpoints with values, a request, and the plugin as a configuration makes it.
 
     pool = candidates({"waiting_requests": [3, 0]}, labels=[{"zone": "a"}, {"zone": "b"}])
     assert scores(made(SameZone), request(headers={"x-zone": "b"}), pool) == [0.0, 1.0]
@@ -103,7 +103,7 @@ def request(prompt: bytes = b"", **fields: object) -> Request:
 
 
 def made(cls: type[Made], services: "FakeServices | None" = None, /, **parameters: Any) -> Made:
-    """Makes a plugin as a configuration does, and starts it. `parameters`: in camelCase. Raises msgspec.ValidationError and ValueError."""
+    """Makes and starts a plugin as a configuration does. `parameters`: names in camelCase. Raises msgspec.ValidationError or ValueError."""
     plugin = cls(cls.type_name, msgspec.convert(parameters, cls.Params))
     plugin.start(services or FakeServices())
     return plugin
@@ -121,7 +121,7 @@ def kept(keeper: Filter, request: Request, candidates: Candidates, profile: Prof
 
 
 class Observed:
-    """The handle of a histogram. It keeps the observed values."""
+    """The handle of a histogram, which keeps the observed values."""
 
     def __init__(self) -> None:
         self.values: list[float] = []
@@ -131,7 +131,7 @@ class Observed:
 
 
 class Counted:
-    """The handle of a counter. It keeps its counts: labels -> count."""
+    """The handle of a counter, which keeps the counts: labels -> count."""
 
     def __init__(self) -> None:
         self.values: Counter[tuple[str, ...]] = Counter()
@@ -141,7 +141,7 @@ class Counted:
 
 
 class Shown:
-    """The handle of a gauge. It keeps its last values: labels -> value."""
+    """The handle of a gauge, which keeps the last values: labels -> value."""
 
     def __init__(self) -> None:
         self.values: dict[tuple[str, ...], float] = {}

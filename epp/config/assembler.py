@@ -2,7 +2,7 @@
 
 The order of the steps is that of the reference picker: profiles, profile handler, pickers, parsers,
 saturation detector, data layer, data producers. The assembler continues after an error, so that one
-run shows all of them. It reads no text and does not compile.
+run shows all errors. The assembler reads no text and does not compile.
 """
 
 from collections.abc import Sequence

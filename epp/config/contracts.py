@@ -7,7 +7,7 @@ must not form a cycle. Each one runs after the producers whose data it reads; ot
 the configuration holds. An optional datum need not be produced; if it is, the same rules hold. All
 plugins that cut prompts into blocks must use one block size.
 
-Columns that no plugin reads are not kept: `Checked.columns` is the union of what is consumed.
+Columns that no plugin reads are not kept: `Checked.columns` has only consumed columns.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -132,7 +132,7 @@ def described(plugin: Plugin) -> str:
 def _producers_of(
     plugins: Sequence[Plugin], kind: type[Plugin] | tuple[type[Plugin], ...], of: type[Key[Any]], breaches: list[Breach]
 ) -> dict[str, tuple[Plugin, Key[Any]]]:
-    """Returns name of a key -> (its producer, the key as the producer declares it). Adds a breach for every further producer of a key."""
+    """Returns name of a key -> (producer, the key as the producer declares it). Adds a breach for every further producer of a key."""
     producers: dict[str, tuple[Plugin, Key[Any]]] = {}
     for plugin in plugins:
         for key in plugin.produces if isinstance(plugin, kind) else ():
@@ -177,7 +177,7 @@ def _stages(plugin: Plugin) -> list[int]:
 
 
 def _difference(read: Key[Any], written: Key[Any]) -> tuple[str, str] | None:
-    """Says in words what the reader and the producer of a key declare differently. None if they agree."""
+    """Says in words what the reader and the producer of a key declare differently. Returns None if they agree."""
     if read.type is not written.type:
         return read.type.__name__, written.type.__name__
     if isinstance(read, Datum) and isinstance(written, Datum) and read.per_profile != written.per_profile:

@@ -1,7 +1,7 @@
-"""The headers by which a request steers the picker or a model server, and what a client can do with those that the picker trusts.
+"""The headers by which a request steers the picker or a model server, and what a client can do with trusted headers.
 
-CONTROL_HEADERS is the only list of them. A gateway at the edge removes all of them from requests that come from outside, before any
-filter of its own sets one: the shipped configurations do (`deploy/`), and tests hold each file to the list.
+CONTROL_HEADERS is the only list of these headers. A gateway at the edge must remove them all from requests from outside, before a
+filter of the gateway sets one. The shipped configurations (`deploy/`) do so, and tests compare each file with the list.
 """
 
 from collections.abc import Collection, Mapping
@@ -14,7 +14,7 @@ from epp.request.client_headers import DEBUG_GROUP, GATEWAY, GROUPS, STEERING
 FAIRNESS: Final = "fairness"
 TARGET_HEADERS: Final = (DESTINATION, *NEVER_PASSED)  # name or narrow the servers of a request
 CONTROL_HEADERS: Final = (*TARGET_HEADERS, *STEERING, *(name for names in GROUPS.values() for name in names))
-# Group of --trust-client-headers -> what a client can do that may set its headers.
+# Group of --trust-client-headers -> what a client can do with the headers of this group.
 POWERS: Final[Mapping[str, str]] = {
     FAIRNESS: "queue as another tenant, or as many tenants",
     "objective": "take the priority of any objective, and the place of other requests",
@@ -36,9 +36,9 @@ def exposed(trusted: Collection[str]) -> list[str]:
 
 
 def header_notes(trusted: Collection[str], source: str, *, tenants: bool = False) -> list[ConfigNote]:
-    """Returns a note of what clients can do; none if the gateway removes their headers. `source` names the file that is checked.
+    """Returns a note of what clients can do. Returns no note if the gateway removes the headers. `source` names the checked file.
 
-    `tenants`: whether tenants are configured, so that no client names its fairness id.
+    `tenants`: whether tenants are configured. If so, no client can name its own fairness id.
     """
     if GATEWAY in trusted or not (powers := exposed([group for group in trusted if not (tenants and group == FAIRNESS)])):
         return []

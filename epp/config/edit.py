@@ -1,8 +1,8 @@
 """Writes changed values into the text of a configuration and leaves everything else as it is: comments, order, quotes, line breaks.
 
 `rewritten` compares the values in a text with new ones. It replaces changed scalars in place, adds new fields after the last one, and
-deletes the lines of removed fields; the same for items of lists. Where that is impossible (flow style, anchors), it writes the smallest
-part around the change anew, without its comments.
+deletes the lines of removed fields. It treats items of lists alike. If that is impossible (flow style, anchors), it writes the smallest
+part around the change anew, without the comments in this part.
 """
 
 from typing import Any, Final
@@ -70,7 +70,7 @@ class _Editor:
             raise _Whole
 
     def _sequence(self, node: Any, new: list[Any]) -> None:
-        """Changes and removes items, and adds those that `new` has beyond them behind the last item that stays."""
+        """Changes and removes items. Adds the further items of `new` behind the last item that stays."""
         last = None
         for item, child in zip(node.value, new, strict=False):
             if child is Removed:
@@ -115,7 +115,7 @@ class _Editor:
             self._edits.append((last, last, "\n" + " " * column + lines))
 
     def _line_end(self, at: int) -> int:
-        """Returns the end of the line after a value, because a comment there belongs to the value."""
+        """Returns the end of the line on which a value ends, so that a comment behind the value stays behind it."""
         stop = self._text.find("\n", at)
         stop = len(self._text) if stop < 0 else stop
         if (rest := self._text[at:stop].strip()) and not rest.startswith("#"):
@@ -126,7 +126,7 @@ class _Editor:
         return self._text.rindex("-", 0, item.start_mark.index)
 
     def _cut(self, start: int, end: int) -> None:
-        """Removes a part of the text with its lines. A comment after it gets a line of its own."""
+        """Removes a part of the text with its lines. A comment behind the part gets a line of its own."""
         begin = self._text.rfind("\n", 0, start) + 1
         if self._text[begin:start].strip():
             raise _Whole

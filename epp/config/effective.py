@@ -31,7 +31,7 @@ from epp.plugin import Discovery, Plugin, SaturationDetector, Scorer
 from epp.request.tenant_keys import Keys
 
 DEFAULT: Final = 0
-PLACES_MAX: Final = 4096  # what a file has beyond these shows as a default
+PLACES_MAX: Final = 4096  # if a file has more values, the further ones show as defaults
 IDENTITIES: Final = ("name", "pluginRef", "priority", "type")
 
 Path = tuple[str, ...]
@@ -71,7 +71,7 @@ class EffectiveConfig:
         return yaml_nodes.dump(self.document)
 
     def with_origins(self) -> tuple[str, list[int]]:
-        """Returns the text of `as_yaml`, and for each of its lines the line in the file that gives it; 0: a default."""
+        """Returns the text of `as_yaml`. Also returns, for each line of this text, the line of the file that gives it, or DEFAULT."""
         text = self.as_yaml()
         return text, origins(text, self.places)
 
@@ -128,7 +128,7 @@ def _plugin(name: str, assembly: Assembly) -> dict[str, Any]:
 
 
 def _flow_section(plan: FlowPlan) -> dict[str, Any]:
-    # A TTL that a configuration gives bounds those of all bands. If a band's is longer, it is the default, which bounds none.
+    # A global TTL that a configuration gives bounds the TTLs of all bands. So if a band has a longer TTL, the global TTL is the default.
     bounds = all(band.request_ttl_s is None or band.request_ttl_s <= plan.request_ttl_s for band in plan.all_bands())
     section: dict[str, Any] = {
         "maxBytes": plan.max_bytes,

@@ -1,4 +1,4 @@
-"""What configurations of the Gateway API Inference Extension (GIE), version 0.5 to 1.5, name and this picker does not: where it went.
+"""Names of the Gateway API Inference Extension (GIE), versions 0.5 to 1.5, that this picker does not have, and what replaces them.
 
     plugin types with another name           `epp config check --migrate` renames them
     parameters of the prefix cache           they belong to the producer; it moves them
@@ -45,7 +45,7 @@ PRODUCER_NAME: Final = "prefixMatchInfoProducerName"
 
 
 def instead(type_name: str) -> str:
-    """Returns what to write instead of a plugin type of GIE, as a hint; "" if the type is none of these."""
+    """Returns what to write instead of a plugin type of GIE, as a hint; "" if the type is not one of these."""
     if newer := RENAMED.get(type_name):
         return f"its name is '{newer}' now; {DOES_IT}"
     if scorer := SCORERS.get(type_name):
@@ -58,7 +58,7 @@ def instead(type_name: str) -> str:
 
 
 def moved(type_name: str) -> Mapping[str, str]:
-    """Returns older parameters of a plugin type -> where they went, as hints."""
+    """Returns older parameter of a plugin type -> a hint that says where the parameter is in a current configuration."""
     if type_name != PREFIX_SCORER:
         return {}
     to = f"it belongs to {PREFIX_PRODUCER}"
@@ -74,7 +74,7 @@ def name_of(entry: Mappings) -> str:
 
 
 def move_cache_parameters(plugins: list[Any], remarks: list[str]) -> None:
-    """Moves the cache's parameters from scorers to the producers that they read. Adds a producer to `plugins` if it is not listed."""
+    """Moves the cache's parameters from scorers to the producers that these scorers read. Adds missing producers to `plugins`."""
     for entry in list(_of_type(plugins, PREFIX_SCORER)):
         given = entry.get("parameters")
         if not isinstance(given, dict) or not any(name in given for name in CACHE):
@@ -96,7 +96,7 @@ def move_cache_parameters(plugins: list[Any], remarks: list[str]) -> None:
 
 
 def _cache_of(given: Mappings, owner: str, remarks: list[str]) -> Mappings:
-    """Returns the parameters of the producer that mean what the scorer's did. 0 meant the default."""
+    """Returns the producer's parameters that mean the same as the scorer's. In the scorer, 0 meant the default."""
     settings: Mappings = {
         name: value for name, value in given.items() if name in CACHE and name not in IN_CHARACTERS and (value or name == "autoTune")
     }
@@ -108,7 +108,7 @@ def _cache_of(given: Mappings, owner: str, remarks: list[str]) -> Mappings:
 
 
 def _give(producer: Mappings, settings: Mappings, owner: str, remarks: list[str]) -> None:
-    """Adds parameters to a producer. Those that it has already stay."""
+    """Adds parameters to a producer. Parameters that the producer already has stay."""
     given = producer.get("parameters")
     known: Mappings = given if isinstance(given, dict) else {}
     for name, value in settings.items():
@@ -143,7 +143,7 @@ def replace_filters(document: Mappings, plugins: list[Any], remarks: list[str]) 
 
 
 def _scorers(plugins: list[Any]) -> Mapping[str, list[str]]:
-    """Turns the entries of filters into those of scorers, one of each type. Returns name of a filter or tree -> names of its scorers."""
+    """Turns entries of filters into entries of scorers, one of each type. Returns name of a filter or tree -> names of its scorers."""
     by_type = {str(entry.get("type")): name_of(entry) for entry in _entries(plugins)}
     found: dict[str, list[str]] = {}
     for place, entry in enumerate(plugins):

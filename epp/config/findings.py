@@ -148,7 +148,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class ConfigNote(Finding):
-    """Describes what a configuration leaves to its surroundings. It is no mistake, so `--strict` does not count it."""
+    """Describes what a configuration leaves to its surroundings. A note is no mistake, so `--strict` does not count notes."""
 
     severity: ClassVar[str] = "note"
 

@@ -34,7 +34,7 @@ from epp.plugin import Plugin
 from epp.request.budget import BEHIND
 from epp.request.flows import Capability
 
-BANDS_MAX: Final = 64  # the areas have this many places
+BANDS_MAX: Final = 64  # each flow area has places for this many bands
 POLICIES: Final = (
     points.FlowQueue, points.OrderingPolicy, points.FairnessPolicy, points.DisplacementPolicy,
     points.UsageLimitPolicy, points.EvictionFilter, points.EvictionOrder,
@@ -187,7 +187,7 @@ class _Planner:
         return plugin if isinstance(plugin, kind) else None
 
     def eviction(self) -> tuple[points.EvictionFilter | None, points.EvictionOrder | None]:
-        """Returns the first eviction filter and order that the configuration lists, or the defaults. None if eviction is off."""
+        """Returns the first eviction filter and order that the configuration lists, or the defaults. Both are None if eviction is off."""
         if not self.entry.eviction:
             return None, None
         filters, orders = self.instances.of_kind(points.EvictionFilter), self.instances.of_kind(points.EvictionOrder)
@@ -209,7 +209,7 @@ def _limit(amount: Amount | None, default: int) -> int:
 
 
 def _ttl(amount: Amount | None) -> float:
-    """Returns a TTL in seconds; infinite if it is 0 or not given, because neither is a limit."""
+    """Returns a TTL in seconds; infinite if the TTL is 0 or not given, because then there is no limit."""
     return (amount.value if amount is not None else 0.0) or math.inf
 
 

@@ -1,8 +1,8 @@
 """Brings a configuration into the current form: `migrate` changes the plain values, `epp.config.edit` writes them into the text.
 
 `migrate` changes the apiVersion, fields that have moved, plugin types and parameters with newer names, and feature gates that no longer
-exist. It leaves a plugin without a current form as it is, and returns a remark that says why. The result means the same as before, unless
-a remark says what has changed: that is so for filters of the earliest versions (`epp.config.extension`).
+exist. It leaves a plugin without a current form as it is, and returns a remark that says why. The result means the same as the input,
+unless a remark says what changes. Such remarks are about filters of the earliest versions (`epp.config.extension`).
 """
 
 from collections.abc import Mapping
@@ -100,7 +100,7 @@ def _section(parent: Mappings, name: str) -> Mappings:
 
 
 def _at(parent: Mappings, path: str) -> tuple[Mappings, str]:
-    """Returns the mapping that holds the last part of a path such as `a.b`, and that part. Makes the mappings that are missing."""
+    """Returns the mapping that holds the last part of a path such as `a.b`, and the name of this part. Makes missing mappings."""
     *sections, last = path.split(".")
     for section in sections:
         parent = _section(parent, section)
@@ -125,7 +125,7 @@ def _plugins(document: Mappings, remarks: list[str]) -> None:
 
 
 def _entry(entry: Mappings) -> str:
-    """Brings one entry of `plugins` into its current form. Returns why it has no current form, or an empty text."""
+    """Brings one entry of `plugins` into its current form. If it has no current form, returns why; else returns an empty text."""
     type_name, parameters = entry.get("type"), entry.get("parameters")
     given: Mappings = parameters if isinstance(parameters, dict) else {}
     if type_name == OLD_HANDLER:
@@ -163,7 +163,7 @@ def _holder(given: Mappings, path: str) -> Mappings | None:
 
 
 def _taken(given: Mappings, path: str) -> Any:
-    """Removes and returns the value at a path. Also removes the sections that are then empty."""
+    """Removes and returns the value at a path. Also removes sections that become empty."""
     *sections, last = path.split(".")
     holder = _holder(given, path)
     assert holder is not None

@@ -21,7 +21,7 @@ class NodeReader:
 
     def __init__(self, findings: Findings) -> None:
         self.findings = findings
-        self.version = ""  # the apiVersion that the file names; empty if none
+        self.version = ""  # the apiVersion that the file names; empty if it names no apiVersion
 
     def moved(self, place: Place, old: str, new: str) -> None:
         """Notes that a field has moved: an error if the file has the current apiVersion, which lacks the `old` field; else a warning."""
@@ -55,7 +55,7 @@ class NodeReader:
         return self._typed(node, what, str, "text") or ""
 
     def choice(self, fields: Mapping[str, Node], name: str, known: Sequence[str], what: str, rule: str) -> str:
-        """Returns the value of a field that has one of a few values; the first one if it is not given. `what`: the path of its mapping."""
+        """Returns the value of a field, which must be one of `known`; by default the first of these. `what`: the path of the mapping."""
         value = self.text(fields.get(name), f"{what}.{name}") or known[0]
         if value not in known:
             self.findings.error(fields[name].place, rule, f"{what}.{name}: '{value[:128]}' is not known", nearest(value, known))

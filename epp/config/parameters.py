@@ -39,7 +39,7 @@ Step = str | int
 def decode(
     cls: type[msgspec.Struct], node: Node | None, owner: str, place: Place, findings: Findings, hints: Mapping[str, str] = NO_HINTS
 ) -> msgspec.Struct | None:
-    """Returns the parameters as an instance of `cls`; None: there is an error, which was noted. `owner` names the plugin in messages.
+    """Returns the parameters as an instance of `cls`. Notes errors and returns None if there are any. `owner`: the plugin in messages.
 
     `hints`: unknown field -> what to do instead, for fields that have moved elsewhere.
     """

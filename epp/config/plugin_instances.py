@@ -44,9 +44,10 @@ class Ignored(NamedTuple):
 
 
 def ignored(plugin: Plugin, parameters: Node | None) -> list[Ignored]:
-    """Returns the parameters that have no effect, of those in the text. `parameters`: what the text gives.
+    """Returns those parameters in the text that have no effect. `parameters`: what the text gives.
 
-    If the text also gives the parameter that decides, a default value is no mistake: the effective configuration has all values.
+    If another parameter decides whether one has an effect, and the text gives both, a default value is no mistake: the effective
+    configuration gives all values.
     """
     found = []
     for path, (deciding, values) in plugin.counts_with.items():
@@ -66,7 +67,7 @@ def ignored(plugin: Plugin, parameters: Node | None) -> list[Ignored]:
 
 
 def without_effect(params: msgspec.Struct, around: str = "") -> Iterator[str]:
-    """Yields a remark about each parameter that is not its default although its description says that it has no effect."""
+    """Yields a remark about each parameter with a value other than its default, if its description says that it has no effect."""
     _, texts = field_texts(type(params))
     for field in msgspec.structs.fields(params):
         path, value, text = around + field.encode_name, getattr(params, field.name), texts.get(field.name, "")
@@ -77,7 +78,7 @@ def without_effect(params: msgspec.Struct, around: str = "") -> Iterator[str]:
 
 
 def place_of(parameters: Node | None, path: str) -> Place | None:
-    """Returns where the text gives a parameter; None: it does not. `path`: names of the parameter and those around it, joined by `.`."""
+    """Returns where the text gives a parameter, or None. `path`: names of the parameter and of those around it, joined by `.`."""
     node, place = parameters, None
     for step in path.split("."):
         if node is None or not isinstance(node.value, dict) or step not in node.value:
@@ -190,7 +191,7 @@ class PluginInstances:
     def add(self, type_name: str, *, experimental: bool = False) -> Plugin | None:
         """Adds a default plugin with the name of its type and without parameters. Returns None if that is not possible.
 
-        `experimental` allows an experimental type without the flag: the plugin belongs to a feature that the configuration turns on.
+        `experimental` allows an experimental type without the flag, for a feature that the configuration turns on.
         """
         if type_name in self.broken or type_name not in registry.names():
             return None
@@ -271,7 +272,7 @@ class PluginInstances:
         return _place_in(entry, f"{parameter}: ") if entry else WHOLE
 
     def place(self, name: str) -> Place:
-        """Returns the place of a plugin. A default has none: its place is WHOLE."""
+        """Returns the place of a plugin in the file, or WHOLE for a default plugin."""
         return self.entries[name].place if name in self.entries else WHOLE
 
 
@@ -282,7 +283,7 @@ def kinds_of(plugin: Plugin) -> str:
 
 
 def _place_in(entry: PluginEntry, why: str) -> Place:
-    """Returns the place of the parameter that a message (`a.b[0].c: ...`) names at its start; that of the plugin if it names none."""
+    """Returns the place of the parameter that a message (`a.b[0].c: ...`) names at its start, or else the place of the plugin."""
     match = _FIELD.match(why)
     node, place = entry.parameters, entry.place
     for step in re.findall(r"\w+", match[1]) if match else ():

@@ -1,9 +1,9 @@
-"""Reads a pools file: the pools that one picker serves, and which requests belong to each.
+"""Reads a pools file: the pools that one picker serves, and which requests go to which pool.
 
     text ─ read ─▶ PoolsFile ─ choice ─▶ PoolChoice
 
-The structs `…Form` say which fields there are and what they mean; they are never filled. Every error and warning about two pools has both
-places. The files that a pool names are read elsewhere, because `epp` opens none.
+The structs `…Form` say which fields there are and what they mean; they are never filled. Every error and warning about two pools names
+both places. Other code reads the files that a pool names, because `epp` opens no file.
 """
 
 import re
@@ -80,7 +80,7 @@ def pools_schema() -> dict[str, Any]:
     (root,), parts = msgspec.json.schema_components([PoolsForm], ref_template="#/$defs/{name}")
     for part in parts.values():
         for field in part["properties"].values():
-            field.pop("default", None)  # null: it is not given
+            field.pop("default", None)  # the default null means that the field is not given
     return {"$schema": DIALECT, "title": TITLE, **root, "$defs": dict(sorted(pointed(parts).items()))}
 
 
@@ -92,9 +92,9 @@ _NAMESPACE: Final = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
 
 
 class KubePool(NamedTuple):
-    """Where the endpoints of a pool are in Kubernetes: those of the InferencePool `name`, or the pods that `selector` selects.
+    """Where a pool has its endpoints from in Kubernetes: from the InferencePool `name`, or from the pods that `selector` selects.
 
-    `namespace`: "" for that of the picker. `ports`: of the selected pods. `own_port`: the ext_proc port of the pool; 0: it has none.
+    `namespace`: "" for the picker's namespace. `ports`: of the selected pods. `own_port`: the pool's own ext_proc port, or 0.
     """
 
     namespace: str = ""
@@ -108,9 +108,9 @@ class KubePool(NamedTuple):
 class PoolEntry:
     """Holds one pool, with the defaults of the file.
 
-    `port`: its own port; 0: none. `authorities`: in lower case. `config`: the text of its configuration, if the file has it.
-    `config_file`: the path of its configuration as written; "": none. `endpoints`: texts of the form host:port.
-    `max_endpoints`: 0 if neither the pool nor the file says it. `config_place`: where `config` or `config_file` is given.
+    `port`: the pool's own port, or 0. `authorities`: in lower case. `config`: the text of the pool's configuration, if the file has it.
+    `config_file`: the path of the pool's configuration as written, or "". `endpoints`: texts of the form host:port.
+    `max_endpoints`: 0 if neither the pool nor the defaults give it. `config_place`: where `config` or `config_file` is given.
     `kube`: None if the endpoints do not come from Kubernetes.
     """
 
@@ -129,7 +129,7 @@ class PoolEntry:
 
     @property
     def shares_port(self) -> bool:
-        """Whether requests at a port of several pools may belong to this pool."""
+        """Whether requests that arrive at the port of several pools may be for this pool."""
         return not self.port or bool(self.authorities or self.models)
 
 
@@ -143,15 +143,15 @@ class PoolsFile:
 
     @property
     def shares_port(self) -> bool:
-        """Whether the picker needs a port that belongs to no pool."""
+        """Whether the picker needs a port for several pools."""
         return any(pool.shares_port for pool in self.pools)
 
     def choice(self) -> PoolChoice:
-        """Returns what finds the pool of a request."""
+        """Returns the object that finds the pool of a request."""
         return PoolChoice([Matched(pool.name, pool.port, pool.authorities, pool.models) for pool in self.pools])
 
     def check_ports(self, taken: Mapping[int, str]) -> None:
-        """Checks that no pool has a port that the picker uses otherwise. `taken`: the flag of each such port. Raises ConfigErrors."""
+        """Checks that no pool has a port that the picker uses otherwise. `taken`: such a port -> its flag. Raises ConfigErrors."""
         findings = Findings(self.source)
         for pool in self.pools:
             if pool.port in taken:
@@ -161,7 +161,7 @@ class PoolsFile:
 
 
 class _Matcher(NamedTuple):
-    """An authority or a model of a pool. `pool`: its name."""
+    """An authority or a model of a pool. `pool`: the name of the pool."""
 
     text: str
     place: Place
@@ -302,7 +302,7 @@ class _Pools:
         return KubePool(namespace, name, selector, tuple(dict.fromkeys(ports)))
 
     def _matchers(self, node: Node | None, what: str, pool: str, known: list[_Matcher]) -> Sequence[str]:
-        """Reads authorities or models. Adds them to those of all pools, `known`."""
+        """Reads authorities or models of one pool. Adds them to `known`, which has those of all pools."""
         lower = known is self._authorities
         found: list[str] = []
         for text, place in self._texts(node, what):
@@ -360,7 +360,7 @@ class _Pools:
             self._findings.warning(pool.place, "only-metadata", why, "give it one, unless the gateway sets these metadata")
 
     def _check(self, kind: str, matchers: Sequence[_Matcher]) -> None:
-        """Checks that each matcher can match: that none is given twice, and that no earlier one with `*` covers one with `*`."""
+        """Checks that each matcher can match: no matcher is given twice, and no matcher with `*` covers a later one with `*`."""
         first: dict[str, _Matcher] = {}
         earlier: list[tuple[Pattern, _Matcher]] = []
         for each in matchers:
@@ -385,7 +385,7 @@ class _Pools:
             self._findings.error(each.place, "never-matched", why, f"list it before line {line}, or remove it")
             return
         for known, other in earlier:
-            # A special case before a general one is meant so.
+            # An author may put a special case before a general one on purpose.
             if other.pool != each.pool and known.meets(pattern) and not pattern.fits(other.text):
                 why = f"the {kind} {each} can match what {other} in line {other.place.line} matches, which then counts"
                 self._findings.warning(each.place, "two-matchers", why)

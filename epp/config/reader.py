@@ -201,7 +201,7 @@ def _flow_control(reader: NodeReader, node: Node | None, written: WrittenConfig,
 
 def _bands(reader: NodeReader, node: Node | None) -> tuple[BandEntry, ...]:
     bands: list[BandEntry] = []
-    # bands without an error; a band with an unreadable priority is left out, because its priority 0 would look like a duplicate
+    # bands without an error; a band with an unreadable priority is not in the list, because its priority 0 would look like a duplicate
     read: list[BandEntry] = []
     for index, child in enumerate(reader.sequence(node, "flowControl.priorityBands")):
         what = f"flowControl.priorityBands[{index}]"

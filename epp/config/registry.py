@@ -142,7 +142,7 @@ def _import_installed() -> None:
 
 
 def _entry_points() -> Iterable["EntryPoint"]:
-    """Returns the entry points of plugins. Most installations have none, and then saves the 2 MiB that `importlib.metadata` takes."""
+    """Returns the entry points of plugins. If there are none, as usual, does not import `importlib.metadata`, which takes 2 MiB."""
     if not any(map(_may_have_plugins, sys.path)):
         return ()
     from importlib.metadata import entry_points

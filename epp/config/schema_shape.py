@@ -24,7 +24,7 @@ _SNAKE = re.compile(r"`[a-z]+(?:_[a-z]+)+`")
 
 
 def described(part: Json, struct: type[msgspec.Struct]) -> Json:
-    """Returns a struct's schema with the descriptions of its fields from its docstring, and with its own, if it has one."""
+    """Returns a struct's schema. Adds the descriptions of the struct and of its fields from the struct's docstring."""
     about, texts = field_texts(struct)
     result = {key: value for key, value in part.items() if key != "description"} | ({"description": about} if about else {})
     encoded = {field.name: field.encode_name for field in msgspec.structs.fields(struct)}
@@ -37,7 +37,7 @@ def described(part: Json, struct: type[msgspec.Struct]) -> Json:
 def field_texts(struct: type[msgspec.Struct]) -> tuple[str, dict[str, str]]:
     """Returns the description of a struct, and those of its fields by their names in the code.
 
-    The docstring of a base may describe the field of that base.
+    If a struct inherits a field, the docstring of the base class may describe the field.
     """
     names = {field.name for field in msgspec.structs.fields(struct)}
     abouts, texts = [], dict[str, str]()
@@ -96,7 +96,7 @@ def _pointed(node: Any, nullable: set[str]) -> Any:
 def _merged(options: list[Json]) -> Json | None:
     """Joins alternatives of different types into one schema, since most keywords apply to one type only.
 
-    Returns None if that would change the meaning.
+    Returns None if the joined schema would mean something else.
     """
     result: Json = {}
     kinds: list[str] = []

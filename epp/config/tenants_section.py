@@ -3,7 +3,7 @@
     section ─ read ─▶ TenantsEntry ─┬─▶ tenants_of ─▶ Tenants
     texts of the files of keys ─ keys_of ─▶ Keys ┘
 
-The files are read elsewhere, because `epp` opens none.
+Other code reads the files, because `epp` opens no file.
 """
 
 import re
@@ -51,7 +51,7 @@ _HEADER: Final = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]{1,127}")
 
 
 def read(reader: NodeReader, node: Node | None, at: Place) -> TenantsEntry | None:
-    """Reads the section. Returns None if it is not given. `at`: its place, also if its value is null.
+    """Reads the section. Returns None if it is not given. `at`: the place of the section, also if its value is null.
 
     A null is an error here, because a section that was cut off would let all clients in.
     """
@@ -194,7 +194,7 @@ def _api_key(reader: NodeReader, node: Node, what: str) -> KeySource | None:
 
 
 def _budget(reader: NodeReader, node: Node | None, what: str) -> BudgetEntry | None:
-    """Reads a budget. Returns None if it is not given, or is no mapping."""
+    """Reads a budget. Returns None if the budget is not given or is no mapping."""
     fields = reader.mapping(node, what, schema.TenantBudget)
     if node is None or not isinstance(node.value, dict):
         return None
@@ -224,7 +224,7 @@ def _budget(reader: NodeReader, node: Node | None, what: str) -> BudgetEntry | N
 
 
 def _limit(reader: NodeReader, fields: Mapping[str, Node], name: str, what: str) -> float:
-    """Returns a limit; 0 if it is not given. A limit of 0 is refused: a tenant that may send nothing loses its key, or its token."""
+    """Returns a limit, or 0 if it is not given. Refuses the limit 0: to stop a tenant, an operator takes its key or token away."""
     amount = reader.quantity(fields.get(name), f"{what}.{name}")
     if amount is None:
         return 0.0
@@ -244,7 +244,7 @@ def _price(reader: NodeReader, node: Node | None, what: str) -> float:
 
 
 def check(reader: NodeReader, written: WrittenConfig) -> None:
-    """Notes an error for each budget that the rest of the configuration does not let hold."""
+    """Notes an error for each budget that cannot hold with the rest of the configuration."""
     for budget in written.tenants.budgets if written.tenants is not None else ():
         if budget.queue_place is not None and not written.gates[FLOW_CONTROL_GATE]:
             hint = f"add '{FLOW_CONTROL_GATE}' to featureGates, or write mode: {SHED}"
@@ -298,7 +298,7 @@ def _as_source(source: TenantSource) -> dict[str, Any]:
 
 
 def key_files(entry: TenantsEntry | None) -> dict[str, Place]:
-    """Returns the files of keys that the section names, and where it names each first."""
+    """Returns file of keys that the section names -> the first place that names the file."""
     found: dict[str, Place] = {}
     for source in entry.sources if entry is not None else ():
         if isinstance(source, KeySource):
@@ -307,7 +307,7 @@ def key_files(entry: TenantsEntry | None) -> dict[str, Place]:
 
 
 def keys_of(texts: Mapping[str, str]) -> dict[str, Keys]:
-    """Reads files of keys. `texts`: those of the files, by path. Raises ConfigErrors, with file and line."""
+    """Reads files of keys. `texts`: path of a file -> its text. Raises ConfigErrors, with file and line."""
     found: dict[str, Keys] = {}
     errors: list[ConfigError] = []
     for path, text in texts.items():
@@ -319,7 +319,7 @@ def keys_of(texts: Mapping[str, str]) -> dict[str, Keys]:
 
 
 def tenants_of(entry: TenantsEntry, keys: Mapping[str, Keys], secret: int = 0) -> Tenants:
-    """Returns what workers ask. `keys`: of each file that the section names, by path. `secret`: the 64-bit seed of prefix hashes."""
+    """Returns the `Tenants` that workers ask. `keys`: path of a file of keys -> its keys. `secret`: the 64-bit seed of prefix hashes."""
     sources: Sequence[Source] = [_made(source, keys) for source in entry.sources]
     per_tenant = {name: one.objectives or entry.objectives for name, one in entry.per_tenant.items()}
     groups = {name: one.group for name, one in entry.per_tenant.items() if one.group}
@@ -335,7 +335,7 @@ def tenants_of(entry: TenantsEntry, keys: Mapping[str, Keys], secret: int = 0) -
 
 
 def _budget_of(entry: BudgetEntry | None) -> Budget | None:
-    """Returns what workers keep to; None without limits."""
+    """Returns the budget that workers enforce, or None if the entry has no limits."""
     if entry is None or entry is NO_BUDGET:
         return None
     return Budget(

@@ -152,7 +152,7 @@ def scrapes_nothing(instances: PluginInstances, name: str) -> bool:
 
 
 def check_no_extractors(entry: SourceEntry, source: points.DataSource, findings: Findings) -> None:
-    """Refuses extractors of a source that takes no extractors."""
+    """Notes an error for each extractor of a source that takes no extractors."""
     if entry.extractors and not source.takes_extractors:
         why = f"data source '{source.name}' takes no extractors"
         findings.error(entry.extractors[0].place, "wrong-kind", why, "remove them")
@@ -169,9 +169,9 @@ def _check_one_extractor(entry: SourceEntry, findings: Findings) -> None:
 
 
 def check_extractors(extractors: Sequence[tuple[Ref, points.Extractor]], what: str, assembly: Assembly, findings: Findings) -> None:
-    """Checks the extractors of one source: no two may have the same type, and none may belong to an earlier source as well.
+    """Checks the extractors of one source: no two may have the same type, and an earlier source may not have the same extractor.
 
-    `what`: the source's name in findings. Call it before the source is added to `assembly.sources`.
+    `what`: the source's name in findings. Call this function before the source is added to `assembly.sources`.
     """
     types: set[type[Plugin]] = set()
     taken = {extractor.name: scraped.source.name for scraped in assembly.sources for extractor in scraped.extractors}

@@ -18,7 +18,7 @@ class Admission(Protocol):
     """Decides when a request may be scheduled."""
 
     def enter(self, request: Request) -> Ticket | None:
-        """Returns the request's ticket if the request may be scheduled now; None: it has to await its `turn`. Raises Refused."""
+        """Returns the request's ticket if the request may be scheduled now. Returns None if it must await its `turn`. Raises Refused."""
 
     async def turn(self, request: Request) -> Ticket:
         """Returns the request's ticket once the request may be scheduled. Raises Refused."""

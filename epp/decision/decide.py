@@ -1,4 +1,4 @@
-"""Request -> decision: the hot path. Read top to bottom; each function is called by the one above it.
+"""Request -> decision: the hot path. Read top to bottom; each function is called by a function above it.
 
     decide ─▶ admission ─▶ choose: screen ─▶ produce ─▶ admit ─▶ schedule: profiles (filter ─▶ score ─▶ pick) ─▶ before send
                                      ▲                    └ held: wait, then again with the endpoints of that moment
@@ -34,14 +34,14 @@ class Lease(Protocol):
     @property
     def pipeline(self) -> Pipeline: ...
     def renew(self) -> None:
-        """Switches to the current pipeline, because a plugin may have been left out while the request waited."""
+        """Switches to the current pipeline, because the picker may have disabled a plugin while the request waited."""
 
 
 class EndpointPool(Protocol):
     """Gives the current endpoints and their load, and counts failures of plugins."""
 
     def candidates(self, subset: Subset | None) -> Candidates:
-        """Returns one consistent view of endpoints and load for one decision, restricted to the gateway's subset (None: no restriction)."""
+        """Returns one consistent view of endpoints and load for one decision, restricted to the gateway's subset (None: unrestricted)."""
 
     def reloaded(self, candidates: Candidates) -> Candidates:
         """Returns the same candidates with the load in flight at this moment."""
@@ -53,7 +53,7 @@ class EndpointPool(Protocol):
         """Counts one failure of a data producer. The request goes on without the producer's data."""
 
     def scorer_failed(self, problem: Exception) -> None:
-        """Counts one failure of a scorer, without which the request is routed. `problem` is tagged with the scorer (`epp.errors.blame`)."""
+        """Counts one failure of a scorer. The request goes on without the scorer. `problem` is tagged with it (`epp.errors.blame`)."""
 
     def shadow_failed(self, profile: Profile, problem: Exception) -> None:
         """Counts a failed run of a shadow profile."""
@@ -139,7 +139,7 @@ def admitted(pipeline: Pipeline, request: Request, candidates: Candidates) -> Wa
 
 
 def screened(pipeline: Pipeline, request: Request, candidates: Candidates) -> Candidates:
-    """Returns the candidates that all screeners keep. Each screener sees all candidates. Raises Refused if none remains."""
+    """Returns the candidates that all screeners keep. Each screener sees all candidates. Raises Refused if no candidate remains."""
     masks = []
     for screen in pipeline.screeners:
         try:
@@ -154,7 +154,7 @@ def screened(pipeline: Pipeline, request: Request, candidates: Candidates) -> Ca
 
 
 def failed_open(pipeline: Pipeline, produce: ProduceCall, failure: ProducerFailed, pool: EndpointPool) -> None:
-    """FAIL-OPEN: plugins that read the failed producer's data get the defaults of these data. Counts the failure."""
+    """FAIL-OPEN: plugins that read the failed producer's data get default data. Counts the failure."""
     producer = pipeline.owner(produce)
     if producer is not None:
         pool.producer_failed(producer, failure)
@@ -163,7 +163,7 @@ def failed_open(pipeline: Pipeline, produce: ProduceCall, failure: ProducerFaile
 def complete_unsent(pipeline: Pipeline, request: Request, decision: Decision, failed: int) -> None:
     """Calls ResponseComplete for a request that is not sent because the call at index `failed` of `pre_request` raised.
 
-    Up to and including the failed call, plugins may have recorded the request. In ResponseComplete they can undo that.
+    Plugins up to the failed one may have recorded the request. In ResponseComplete, they can undo that.
     """
     for complete in pipeline.completing_unsent(failed):
         with suppress(Exception):  # the caller raises the exception of `pre_request`, not one that is raised here
@@ -171,7 +171,7 @@ def complete_unsent(pipeline: Pipeline, request: Request, decision: Decision, fa
 
 
 def schedule(pipeline: Pipeline, request: Request, candidates: Candidates, failed: ScorerFailed = reraised) -> Decision:
-    """Runs the profiles that the handler picks, round by round, until it picks none. Raises Refused."""
+    """Runs the profiles that the handler picks, round by round, until it picks no profile. Raises Refused."""
     runs: dict[str, ProfileRun | None] = {}
     request.considered, request.runs = candidates, runs
     handler = pipeline.wiring.handler
@@ -271,7 +271,7 @@ def run_shadows(pipeline: Pipeline, request: Request, candidates: Candidates, po
 
 
 def check_picked(profile: Profile, picked: Sequence[int], size: int) -> None:
-    """Raises PluginFault unless the picker returned at least one index, each inside the candidates, none twice."""
+    """Raises PluginFault unless the picker returned at least one index, and all indices are different and within the candidates."""
     if len(picked) == 1 and 0 <= picked[0] < size:
         return
     if not picked or len(set(picked)) != len(picked) or min(picked) < 0 or max(picked) >= size:

@@ -1,6 +1,6 @@
 """Decision and Response: the result of scheduling a request, and the model server's response to it.
 
-A decision keeps references to what it was made from (no copies), so it can be explained as long as it exists.
+A decision keeps references to the data from which it was made (no copies), so it can be explained as long as it exists.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ class ProfileRun:
     `candidates`: the endpoints that the picker chose from. `totals`: their weighted sums of scores, float64 of shape (candidates,).
     `picked`: indices into `candidates`, best first, at least one.
     `passed`: the candidates after each filter, in order. `scores`: the unweighted scores of each scorer, in order, static scorers
-    excluded; None stands for 0 for all.
+    excluded; None means that the scorer gave all candidates 0.
     """
 
     __slots__ = ("candidates", "passed", "picked", "scores", "totals")
@@ -69,21 +69,21 @@ class Ticket(Protocol):
         """Called when the request is counted as in flight at its endpoint."""
 
     def freed(self) -> None:
-        """Called when one of several endpoints that serve the request has done its part."""
+        """Called when one of several endpoints of the request has done its part."""
 
     def done(self) -> None:
         """Called when the request has ended, with or without an endpoint."""
 
 
 class Decision:
-    """Says where a request goes. A ProfileHandler makes it; PreRequest plugins may add to `headers`; later extension points only read it.
+    """Says where a request goes. A ProfileHandler makes the decision; PreRequest plugins may add `headers`; later plugins only read it.
 
     `targets`: endpoints in order of preference, at least one. The gateway sends the request to the first one.
-    `runs`: profile name -> its run, for every profile that ran; None: its filters left no candidate.
+    `runs`: profile name -> its run, for every profile that ran; None if the filters left no candidate.
     `primary`: the profile that chose `targets`. `prefill`: the profile that chose the prefill server, if it ran.
     `headers`: name -> value, added to the request to the model server. Names are tokens, values one line of Latin-1 text.
     `removed_headers`: names of headers that are removed from the request to the model server.
-    `shadows`: the runs of shadow profiles. `ticket`: see `Ticket`; None: the request was decided without admission.
+    `shadows`: the runs of shadow profiles. `ticket`: see `Ticket`; None if the request was decided without admission.
     """
 
     __slots__ = ("headers", "prefill", "primary", "removed_headers", "runs", "shadows", "targets", "ticket")
@@ -99,9 +99,9 @@ class Decision:
         self.ticket: Ticket | None = None
 
     def run(self, profile: str) -> ProfileRun | None:
-        """Returns the run of a profile; None: it did not run, or its filters left no candidate."""
+        """Returns the run of a profile; None if the profile did not run, or its filters left no candidate."""
         runs = self.runs
-        if isinstance(runs, dict):  # nearly always: compiled code then reads it without a call of a method
+        if isinstance(runs, dict):  # nearly always; compiled code reads a dict without a call of a method
             return runs.get(profile)
         return runs.get(profile)
 
@@ -114,11 +114,11 @@ NO_SHADOWS: Final[Mapping[str, ProfileRun | None]] = {}
 class Response:
     """Holds the model server's response, as far as it has arrived. The response points of `epp.plugin` get it.
 
-    `status`: the HTTP status, 200 if the headers have none; 0: no response headers arrived. `headers`: names are in lower case.
-    `streaming`: whether the response is streamed. `usage`: token usage, set before ResponseComplete; None: not reported.
-    `whole`: whether the response came to its end; False at ResponseComplete: it was cut short.
-    `empty`: whether the response has no body where tokens were due, set before ResponseComplete.
-    `gateway`: what the gateway reports of its load balancing, key -> value; None: nothing.
+    `status`: the HTTP status; 200 if the headers have no status, 0 if no headers arrived. `headers`: names are in lower case.
+    `streaming`: whether the response is streamed. `usage`: token usage, set before ResponseComplete; None if it was not reported.
+    `whole`: whether the response came to its end. If it is False at ResponseComplete, the response was cut short.
+    `empty`: whether the response should have tokens but has no body, set before ResponseComplete.
+    `gateway`: what the gateway reports of its load balancing, key -> value; None if it reports nothing.
 
     Plugins may write two fields. `set_headers` (ResponseReceived): headers for the client, name -> value. `metadata`
     (ResponseComplete): dynamic metadata, namespace -> key -> value, sent to the gateway with the message that ends the answer.
@@ -139,18 +139,18 @@ class Response:
 
     @property
     def failed(self) -> bool:
-        """Returns whether the server has failed the request: with an error, or with an empty response."""
+        """Returns whether the server answered with an error or with an empty response."""
         return self.empty or self.status >= ERRORS_FROM
 
     @property
     def served(self) -> str:
-        """Returns the endpoint that served the request, `ip:port`, as the gateway reports it; empty: not reported."""
+        """Returns the endpoint that served the request, `ip:port`, as the gateway reports it; empty if it was not reported."""
         address = self.gateway.get(SERVED) if self.gateway is not None else None
         return address if isinstance(address, str) else ""
 
 
 class Usage:
-    """Holds the token counts that the model server reports: prompt, completion, and cached prompt tokens. None: not reported."""
+    """Holds the token counts that the model server reports: prompt, completion, and cached prompt tokens. None if not reported."""
 
     __slots__ = ("cached", "completion", "prompt")
 

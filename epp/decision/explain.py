@@ -1,11 +1,11 @@
 """Explains a decision: why an endpoint was chosen, in plain values for people, logs and tools.
 
-A decision keeps references to what it was made from (`epp.decision.decision`), so an explanation costs nothing until `explain` is called.
+A decision keeps references to its inputs (`epp.decision.decision`), so an explanation costs nothing until `explain` is called.
 An `Explanation` contains no prompt text, only names and sizes. The same code explains live decisions, shadow profiles and decisions made
 offline.
 
-`what_if` adds the same scores up with other weights, by the same addition as a decision does. Filters and scores stay as they were. Only
-candidates that the explanation shows can become the best one there.
+`what_if` adds up the same scores with other weights, as a decision does. Filters and scores stay as they were. Only candidates that the
+explanation shows can become the best one.
 
 Bounds: an explanation shows the best CANDIDATES_MAX candidates per profile, and the names of NAMES_MAX candidates that a filter
 dropped. It counts the rest.
@@ -37,7 +37,7 @@ NOT_DOWN = "(not down or ejected)"  # shown as the name of the runtime's own fil
 
 
 class Filtered(msgspec.Struct, frozen=True):
-    """Describes what one filter did: how many candidates it kept and dropped, and the names of the first ones that it dropped."""
+    """Describes what one filter did: how many candidates it kept and dropped, and the names of the first dropped candidates."""
 
     filter: str
     kept: int
@@ -58,7 +58,7 @@ class Candidate(msgspec.Struct, frozen=True):
     """Describes one endpoint as a profile saw it. `values`: the columns that configured plugins read, settled (`epp.candidates`).
 
     `state`: fresh, stale, unknown, down or ejected. `predicted_tokens`: how many prompt tokens a prefix producer predicted to be
-    cached on the endpoint; None: no prediction.
+    cached on the endpoint; None without a prediction.
     `prefix_cache`: `precise`, or `approximate: ` and the reason; empty without a precise prefix producer.
     `latency`: what the learned latency model predicted, in words; empty without learned-latency-producer.
     """
@@ -78,9 +78,9 @@ class Candidate(msgspec.Struct, frozen=True):
 class Profiled(msgspec.Struct, frozen=True):
     """Describes one run of a profile.
 
-    `considered`: how many candidates it started from. `candidates`: picked ones first, then best first; `more`: how many are not shown.
-    `tied`: how many candidates have the total of the first picked one (the picker chose among them). `runner_up`: the best other
-    candidate. `margin`: the total of the first picked candidate minus that of the runner-up; None: there is no other.
+    `considered`: with how many candidates the run began. `candidates`: picked ones first, then best first. `more`: how many are not shown.
+    `tied`: how many candidates have the same total as the first picked one (the picker chose among them). `runner_up`: the best other
+    candidate. `margin`: the total of the first picked candidate minus the total of the runner-up; None without a runner-up.
     """
 
     profile: str
@@ -97,10 +97,10 @@ class Profiled(msgspec.Struct, frozen=True):
 
 
 class Cached(msgspec.Struct, frozen=True):
-    """Compares how many prompt tokens the prefix cache of the first target was predicted to hold with what the server reported.
+    """Compares two counts of prompt tokens that the first target had cached: the picker's prediction and the server's report.
 
-    `predicted`: cached tokens as the picker predicted them when it decided. `reported`: cached tokens as the model server reported them;
-    None: no report (yet). `prompt`: all prompt tokens as the server reported them; if known, `predicted` is converted to its tokens.
+    `predicted`: cached tokens as the picker predicted them at the decision. `reported`: cached tokens as the model server reported them;
+    None without a report. `prompt`: all prompt tokens as the server reported them; if known, `predicted` is in the server's tokens.
     """
 
     predicted: int
@@ -109,10 +109,10 @@ class Cached(msgspec.Struct, frozen=True):
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
-    """Explains one decision. `ago_s`: its age in seconds. `left_out`: plugins that were left out of it because they failed too often.
+    """Explains one decision. `ago_s`: its age in seconds. `left_out`: plugins that were disabled because they had failed too often.
 
-    `refused`: why the request got no endpoint; a cause `internal` is a fault, for which the client gets 500. `unscored`: scorers that
-    raised in this request. `outcome`: what became of it, of a recorded decision. `pool`: its name; "" if the picker has one pool.
+    `refused`: why the request got no endpoint; the cause `internal` is a fault, for which the client gets 500. `unscored`: scorers that
+    raised in this request. `outcome`: how a recorded request ended. `pool`: the name of the pool; "" if the picker has one pool.
     """
 
     request_id: str
@@ -174,7 +174,7 @@ def explain(
 
 
 def prefix_match(pipeline: Pipeline, request: Request) -> PrefixMatch | None:
-    """Returns the prefix match that predictions are compared with; None if no plugin matches prefixes."""
+    """Returns the predicted prefix match of a request; None if no plugin matches prefixes."""
     wiring = pipeline.wiring
     key = compared_match(wiring.producers, wiring.of(Scorer))
     return None if key is None else request[key]
@@ -221,10 +221,10 @@ def _profiled(
 def _filtered(
     wired: WiredProfile, start: Candidates | None, passed: Sequence[Candidates], scored: Candidates | None = None
 ) -> list[Filtered]:
-    """Returns one entry per filter, in order: what it kept and what it dropped.
+    """Returns one entry per filter, in order: which candidates the filter kept and dropped.
 
-    `scored`: the candidates that were scored; None: none were. If they are fewer than the filters kept, the runtime has dropped those that
-    are down or ejected; this step gets an entry, too.
+    `scored`: the scored candidates; None if no candidate was scored. If they are fewer than the filters kept, the runtime has dropped
+    candidates that are down or ejected; this step gets an entry, too.
     """
     filters = [member.name for member, _ in wired.members if isinstance(member, Filter)]
     if scored is not None and len(scored) < len(passed[-1] if passed else start or ()):
@@ -278,7 +278,7 @@ def _candidates(
 
 
 def scores_of(request: Request, wired: WiredProfile, run: ProfileRun) -> list[tuple[str, float, Floats]]:
-    """Returns (scorer, weight, its scores) for each scorer, in the profile's order; zeros for a scorer that raised.
+    """Returns (scorer, weight, scores) for each scorer, in the profile's order. The scores of a scorer that raised are 0.
 
     Calls static scorers again, because a run does not keep their scores. They read scraped values only, so the scores are the same.
     """
@@ -306,7 +306,7 @@ def _columns(pipeline: Pipeline, candidates: Candidates) -> Mapping[str, Floats]
 
 
 def _known_by(candidates: Candidates, match: PrefixMatch | None) -> list[str]:
-    """Says for each candidate how its cache is known: `precise`, or why only approximately; "" without a precise producer."""
+    """Says for each candidate whether the prefix match is `precise`, or why it is approximate; "" without a precise producer."""
     rows = range(len(candidates.snapshot.endpoints)) if candidates.rows is None else candidates.rows.tolist()
     if match is None or not match.why:
         return [""] * len(rows)
@@ -362,10 +362,10 @@ class Ranked(msgspec.Struct, frozen=True):
 
 
 class WhatIf(msgspec.Struct, frozen=True):
-    """A profile with other weights. `ranked`: the candidates, best first; those with equal totals in the order of the decision.
+    """A profile with other weights. `ranked`: the candidates, best first; candidates with equal totals in the order of the decision.
 
-    `same`: whether the first one was picked. `margin`: its total minus that of the second; None: there is no other. `more`: how many
-    candidates the explanation leaves out.
+    `same`: whether the decision picked the first candidate. `margin`: the total of the first candidate minus the total of the second;
+    None if there is only one. `more`: how many candidates the explanation does not show.
     """
 
     profile: str
@@ -377,7 +377,7 @@ class WhatIf(msgspec.Struct, frozen=True):
 
 
 def what_if(profile: Profiled, weights: Mapping[str, float]) -> WhatIf | None:
-    """Ranks the candidates of a profile anew. `weights`: by scorer; a scorer that is missing keeps its weight.
+    """Ranks the candidates of a profile anew. `weights`: scorer -> its new weight; a missing scorer keeps its weight.
 
     Returns None if the profile had no candidate.
     """

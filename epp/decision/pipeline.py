@@ -1,7 +1,7 @@
-"""Compiles a configuration into tuples of calls. The result is immutable, and a worker replaces it as a whole.
+"""Compiles a configuration into tuples of calls. The result, a `Pipeline`, is immutable. A worker replaces it as a whole.
 
-`compile_pipeline` turns a `Wiring` (wired instances) into a `Pipeline` (calls, in order). To observe calls, pass a `Wrap`: it gets
-each call of each plugin once, with its extension point, and returns the call to use instead. Without a `Wrap` a request pays nothing.
+`compile_pipeline` turns a `Wiring` (wired instances) into a `Pipeline` (calls, in order). To observe calls, pass a `Wrap`. The wrap gets
+each call of each plugin once, with its extension point, and returns the call to use instead. Without a wrap, a request pays nothing.
 
     Wiring ── compile_pipeline(wiring, wrap) ──▶ Pipeline        worker: pipeline.start(services), then pipeline.wrapped(timer)
 """
@@ -118,7 +118,7 @@ class Pipeline:
                 raise PluginFault(f"plugin '{instance.name}' cannot start: {why}") from problem
 
     def owner(self, call: object) -> Plugin | None:
-        """Returns the plugin that a call belongs to; None: the call is the runtime's own."""
+        """Returns the plugin whose call this is, or None for a call of the runtime itself."""
         return self.owners.get(id(call))
 
     def wrapped(self, wrap: Wrap) -> "Pipeline":
@@ -138,7 +138,7 @@ class Pipeline:
 
 
 class _Owned:
-    """A `Wrap` around another one. It records which plugin each call belongs to."""
+    """A `Wrap` around another one. It records of which plugin each call is."""
 
     def __init__(self, wrap: Wrap) -> None:
         self._wrap = wrap
@@ -151,7 +151,7 @@ class _Owned:
 
 
 def compile_profile(wired: WiredProfile, wrap: Wrap = instrument.bare) -> Profile:
-    """Compiles one profile. A plugin that is several of filter, scorer and picker is called as each of them."""
+    """Compiles one profile. A plugin may be several of filter, scorer and picker; then it is called as each of these."""
     owned = wrap = _Owned(wrap)
     members = wired.members
     scorers = [(p.static, wrap(Point.SCORER, p, instrument.scorer(p)), weight) for p, weight in members if isinstance(p, points.Scorer)]

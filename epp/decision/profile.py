@@ -26,7 +26,7 @@ class Profile:
     """Holds one compiled profile. Plugins read its `name`.
 
     `filters`, `scorers`, `static_scorers` and `pick` are calls, in order; each scorer's call comes with its weight. `scorers` has no static
-    scorer. `owners` maps `id(call)` to the plugin that the call belongs to.
+    scorer. `owners`: `id(call)` -> the plugin of the call.
     """
 
     __slots__ = ("filters", "name", "owners", "pick", "picker", "scorers", "static_scorers")

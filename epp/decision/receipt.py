@@ -1,10 +1,10 @@
-"""Receipts: a short encrypted id that says why a request went to its endpoint. A client gets it for `x-llm-d-debug: receipt`.
+"""Receipts: short encrypted ids. A receipt says why a request went to its endpoint. A client requests it by `x-llm-d-debug: receipt`.
 
     decision ─ receipt_of ─▶ Receipt ─ Seal.seal ─▶ id, in the response's header ─ Seal.open ─▶ Receipt
 
 A receipt has numbers only: slots of the endpoint table, and the positions of profile and scorer in the configuration. An id is always 92
-characters long, and tells its bearer nothing: predictions depend on what the server holds of other tenants' prompts. Whoever knows the
-deployment's secret can open it, also after the worker has forgotten the decision.
+characters long, and tells a client nothing, because predictions depend on which prompts of other tenants the server has cached. With the
+deployment's secret, an operator can open the id, even if the worker has forgotten the decision.
 """
 
 import base64
@@ -28,15 +28,15 @@ from epp.request import Request
 
 HEADER: Final = "x-llm-d-receipt"
 VERSION: Final = 2
-TAG_PURPOSE: Final = b"epp receipt tag"  # keep the two keys apart from each other and from other uses of the secret
+TAG_PURPOSE: Final = b"epp receipt tag"  # separates the two keys from each other and from other uses of the secret
 TEXT_PURPOSE: Final = b"epp receipt text"
 TAG_BYTES: Final = 16
 SALT_BYTES: Final = 8
 LAYOUT: Final = struct.Struct("<BIIIBBBIIIIfif")
 ID_BYTES: Final = 1 + TAG_BYTES + SALT_BYTES + LAYOUT.size
 ID_CHARS_MAX: Final = 128
-NONE: Final = 0xFFFFFFFF  # a slot: there is no such endpoint
-UNKNOWN: Final = -1  # cached tokens: no prediction
+NONE: Final = 0xFFFFFFFF  # the slot if there is no endpoint
+UNKNOWN: Final = -1  # the number of cached tokens without a prediction
 WORD: Final = 0xFFFFFFFF
 BYTE: Final = 0xFF
 
@@ -44,15 +44,15 @@ BYTE: Final = 0xFF
 class Reason(enum.IntEnum):
     """Why the target was chosen."""
 
-    SCORER = 0  # its total is the best, and one scorer contributes most to its lead
+    SCORER = 0  # the target has the best total, and one scorer contributes most to its lead
     ONLY = 1  # no other candidate was left
-    TIED = 2  # it is one of several with the best total
+    TIED = 2  # the target is one of several with the best total
     PICKER = 3  # the picker chose it, although another total is better
     UNSCORED = 4  # no profile ran
 
 
 class Place(NamedTuple):
-    """An endpoint by its slot in the table and the slot's generation. The slot NONE: no endpoint."""
+    """An endpoint: its slot in the table, and the slot's generation. With the slot NONE, there is no endpoint."""
 
     slot: int = NONE
     generation: int = 0
@@ -62,9 +62,9 @@ class Receipt(NamedTuple):
     """What a receipt says.
 
     `at`: seconds since the epoch. `worker`: the worker that decided. `configuration`: the number of its configuration. `request`: hash of
-    the request's id. `profile`, `scorer`: positions in the configuration. `margin`: total of the target minus that of the runner-up.
-    `cached_tokens`: prompt tokens that the target was predicted to hold; UNKNOWN: no prediction. `first_token_s`: predicted time to the
-    first token; NaN: no prediction.
+    the request's id. `profile`, `scorer`: positions in the configuration. `margin`: total of the target minus total of the runner-up.
+    `cached_tokens`: prompt tokens that the target was predicted to hold, or UNKNOWN. `first_token_s`: predicted time to the first token;
+    NaN without a prediction.
     """
 
     at: int
@@ -89,12 +89,12 @@ class Seal:
     """Encrypts receipts under the deployment's secret, and opens them.
 
     This is the construction SIV (Rogaway and Shrimpton, "Deterministic Authenticated-Encryption", 2006) with keyed BLAKE2b: the tag of the
-    plain text is also the start of its key stream. The plain text begins with a random salt. Without it, equal ids would tell a client
-    that two of its requests had equal predictions.
+    plain text is also the start of its key stream. The plain text begins with a random salt. Without the salt, equal ids would tell a
+    client that two of its requests had equal predictions.
     """
 
     def __init__(self, secret: int) -> None:
-        """`secret`: the 64-bit seed of prefix hashes. Receipts do not tell it."""
+        """`secret`: the 64-bit seed of prefix hashes. Receipts do not reveal the secret."""
         seed = secret.to_bytes(8, "little")
         self._tag_key = blake2b(seed, person=TAG_PURPOSE).digest()
         self._text_key = blake2b(seed, person=TEXT_PURPOSE).digest()
@@ -144,7 +144,7 @@ class Seal:
         return blake2b(plain, key=self._tag_key, digest_size=TAG_BYTES).digest()
 
     def _crypted(self, tag: bytes, data: bytes) -> bytes:
-        """Returns `data` XOR the key stream of `tag`: encrypts, and decrypts again. One digest has 64 bytes, more than a receipt."""
+        """Returns `data` XOR the key stream of `tag`; this encrypts and decrypts. One digest has 64 bytes, more than a receipt."""
         stream = blake2b(tag, key=self._text_key).digest()
         return bytes(map(xor, data, stream))
 

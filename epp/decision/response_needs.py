@@ -35,7 +35,7 @@ def needs(plugins: Iterable[Plugin]) -> list[tuple[str, str]]:
 
 
 def parts(wiring: Wiring, phase: str) -> dict[str, str]:
-    """Maps each part of a response that is read to the names of the plugins that need it. For the log at start."""
+    """Returns part of a response that the picker reads -> names of the plugins that need this part. For the log at start."""
     if phase == NONE:
         return {"phase": NONE}
     streaming = wiring.acting(ResponseStreaming)

@@ -1,8 +1,8 @@
 """Tries a candidate configuration beside the one in force: decides which requests it gets, and whether it is worse.
 
     share     a hash of the flow or of the request id chooses the configuration: the same one in all workers, without any state
-    sides     what was counted of each configuration since the candidate began
-    watch     a sequential test of the sides: says why the candidate is worse, or that nothing shows it
+    sides     counts of the requests of each configuration since the candidate began
+    watch     a sequential test of the sides: says why the candidate is worse, or that nothing shows that it is
 
 The test compares two shares: of requests that failed, and of requests that waited longer for their first token than 95 % of the requests
 of the configuration in force did. A share is worse if it is larger by more than a margin. The test may look at any time and as often as
@@ -38,7 +38,7 @@ LEARNED: Final = 200  # first tokens of the configuration in force from which th
 class Share(msgspec.Struct, frozen=True, array_like=True):
     """Says which requests a candidate decides.
 
-    `millionths`: its share of all requests; 0: none, it is a shadow. `by`: BY_FLOW or BY_REQUEST.
+    `millionths`: the candidate's share of all requests; 0 for a shadow test. `by`: BY_FLOW or BY_REQUEST.
     """
 
     millionths: int = 0
@@ -55,11 +55,11 @@ class Share(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Side(msgspec.Struct, frozen=True, array_like=True):
-    """Holds what was counted of one configuration.
+    """Holds the counts of one configuration.
 
-    `requests`: those that have ended. `errors`: those of them that failed, in the picker or at the model server. `prompt`, `cached`:
-    tokens that model servers reported. `decisions`, `decision_s`: answers of the picker, and the seconds that they took. `first_token`: how
-    many requests had a time to the first token in each bucket of `TRYOUT_FIRST_TOKEN_S`; the last number: beyond the last bound.
+    `requests`: requests that have ended. `errors`: how many of these failed, in the picker or at the model server. `prompt`, `cached`:
+    tokens that model servers reported. `decisions`, `decision_s`: answers of the picker, and the seconds that they took. `first_token`:
+    number of requests per bucket of `TRYOUT_FIRST_TOKEN_S`, by time to the first token; the last number is for times above the last bound.
     """
 
     requests: int = 0
@@ -71,7 +71,7 @@ class Side(msgspec.Struct, frozen=True, array_like=True):
     first_token: tuple[int, ...] = (0,) * (len(TRYOUT_FIRST_TOKEN_S) + 1)
 
     def since(self, before: "Side") -> "Side":
-        """Returns what was counted after `before`."""
+        """Returns the counts since `before`."""
         return Side(
             self.requests - before.requests,
             self.errors - before.errors,
@@ -96,13 +96,13 @@ class Side(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def computed_tokens(self) -> float | None:
-        """Returns the prompt tokens per request that model servers had to compute, because they were not cached. None: unknown."""
+        """Returns the uncached prompt tokens per request, which model servers had to compute. None if this number is unknown."""
         return (self.prompt - self.cached) / self.requests if self.requests and self.prompt else None
 
     def first_token_s(self, q: float) -> float | None:
-        """Returns the `q`-quantile of the times to the first token, in seconds, rounded to a bucket's bound: up, but down in the last.
+        """Returns the `q`-quantile of the times to the first token, in seconds, rounded up to a bucket's bound; down in the last bucket.
 
-        None: none was counted.
+        Returns None if no time was counted.
         """
         total = sum(self.first_token)
         seen = 0
@@ -120,8 +120,8 @@ class Side(msgspec.Struct, frozen=True, array_like=True):
 def evidence(candidate: tuple[int, int], in_force: tuple[int, int], margin: float = MARGIN) -> float:
     """Returns the log of the mixture likelihood ratio for "the candidate's share is larger by more than `margin`"; below 0: against it.
 
-    `candidate`, `in_force`: (number of events, number of requests). The variance of a share is that of (events + 0.5) / (requests + 1), so
-    that it is never 0.
+    `candidate`, `in_force`: (number of events, number of requests). The variance is that of the share (events + 0.5) / (requests + 1), so
+    it is never 0.
     """
     (events, requests), (usual, others) = candidate, in_force
     if min(requests, others) < LEAST:
@@ -148,14 +148,14 @@ def worse(candidate: tuple[int, int], in_force: tuple[int, int], margin: float =
 
 
 class Watch:
-    """Runs the sequential test of one candidate. Call `look` repeatedly with what was counted since the candidate began."""
+    """Runs the sequential test of one candidate. Call `look` repeatedly with the counts since the candidate began."""
 
     def __init__(self) -> None:
-        self._slow = -1  # the bucket at whose bound slow requests begin; -1: not known yet
+        self._slow = -1  # requests above the bound of this bucket are slow; -1 if not known yet
         self._from: tuple[Side, Side] = (Side(), Side())  # both sides at the moment when `_slow` became known
 
     def look(self, in_force: Side, candidate: Side) -> str:
-        """Says why the candidate is worse; "": nothing shows that it is."""
+        """Says why the candidate is worse; "" if nothing shows that it is worse."""
         if worse((candidate.errors, candidate.requests), (in_force.errors, in_force.requests)):
             return (
                 f"{_percent(candidate.errors, candidate.requests)} of its {candidate.requests} requests failed, and "
@@ -177,7 +177,7 @@ class Watch:
 
 
 def slow_from(counts: Sequence[int]) -> int:
-    """Returns the bucket whose bound separates the slowest requests best: the share above it is the nearest to SLOW."""
+    """Returns the bucket whose bound separates the slowest requests best: the share of requests above the bound is nearest to SLOW."""
     total, above = sum(counts), sum(counts)
     shares = []
     for count in counts[:-1]:

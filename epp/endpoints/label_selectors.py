@@ -1,6 +1,6 @@
 """Implements label selectors of Kubernetes: their text form, as in `a=b, c in (d, e), !f, g notin (h), i > 3`, and their rules.
 
-Names the label of roles.
+This module also names the label of roles.
 """
 
 import re
@@ -35,7 +35,7 @@ class Term(NamedTuple):
     values: frozenset[str] = frozenset()
 
     def holds(self, labels: Mapping[str, str]) -> bool:
-        """Returns whether labels meet the condition. NotIn holds if there is no such label."""
+        """Returns whether labels meet the condition. NotIn holds if the labels do not have the key."""
         value = labels.get(self.key)
         match self.operator:
             case "In":

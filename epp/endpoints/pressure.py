@@ -1,4 +1,4 @@
-"""Measures pressure: how full each endpoint is, by its reported values. Saturation detectors and admitters share this formula.
+"""Measures pressure: how full each endpoint is, by the values that it reports. Saturation detectors and admitters share this formula.
 
     pressure = max(waiting / queue threshold, KV usage / KV threshold)
 
@@ -28,7 +28,7 @@ class _Known:
         waiting = snapshot.values.get(WAITING.name, np.full_like(nothing, np.nan))
         reported = fresh & np.isfinite(waiting)
         self.scraped: Floats = np.maximum(np.where(reported, waiting, 0.0), 0.0)
-        # requests that were in flight at the scrape and did not wait
+        # requests that were in flight at the scrape but were not waiting
         self.before: Floats = np.where(reported, snapshot.counted_at_scrape - self.scraped, 0.0)
         kv = snapshot.values.get(KV_USAGE.name, nothing)
         self.kv: Floats = np.maximum(np.where(fresh & np.isfinite(kv), kv, 0.0), 0.0)
@@ -39,7 +39,7 @@ class Pressure:
     """Computes the pressure on endpoints.
 
     `waiting_full`, `kv_full`: the thresholds, in requests and as a ratio. `stale_after_s`: the age in seconds above which a scrape is
-    stale; None: the picker's own limit. A plugin that uses this declares the columns in `reads`.
+    stale; None for the picker's own limit. A plugin that uses this class declares the columns in `reads`.
     """
 
     reads: ClassVar = (WAITING, KV_USAGE, INFLIGHT_REQUESTS)
@@ -51,7 +51,7 @@ class Pressure:
         self._known: _Known | None = None  # cached for the last snapshot, which many calls use
 
     def of(self, candidates: Candidates) -> Floats:
-        """Returns a new float64 array of shape (candidates,). 0: idle; 1: at a threshold; more: above it."""
+        """Returns a new float64 array of shape (candidates,): 0 is idle, 1 is at a threshold, more is above it."""
         known = self._of(candidates.snapshot)
         pressure: Floats = candidates[INFLIGHT_REQUESTS] - candidates.narrow(known.before)
         pressure /= self.waiting_full
@@ -74,7 +74,7 @@ class Pressure:
         return mask
 
     def fresh(self, candidates: Candidates) -> Mask:
-        """Returns bool, shape (candidates,): whether the candidate counts by its reported values."""
+        """Returns bool, shape (candidates,): whether the pressure of the candidate comes from its reported values."""
         mask = self._of(candidates.snapshot).fresh
         return mask if candidates.rows is None else mask[candidates.rows]
 

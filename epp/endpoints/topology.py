@@ -1,4 +1,4 @@
-"""Says how close endpoints are to each other: same host, rack, zone or region. Labels of the endpoints say where they run."""
+"""Says how close endpoints are to each other: same host, rack, zone or region. The labels of an endpoint say where it runs."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -9,26 +9,26 @@ from numpy.typing import NDArray
 from epp.candidates import Candidates, Endpoint, EndpointList
 
 LEVELS: Final = ("host", "rack", "zone", "region")  # tightest first
-APART: Final = len(LEVELS)  # the level of endpoints that share nothing
+APART: Final = len(LEVELS)  # the level of endpoints that do not even share a region
 EXTRACTOR: Final = "topology-extractor"
 HOST_LABEL: Final = "kubernetes.io/hostname"
 LABELS: Final = (HOST_LABEL, "topology.kubernetes.io/rack", "topology.kubernetes.io/zone", "topology.kubernetes.io/region")
 
 
 class NamesPlaces:
-    """Base of plugins that say which labels hold host, rack, zone and region: `labels`, in this order."""
+    """Base of plugins with `labels`: the names of the labels for host, rack, zone and region, in this order."""
 
     labels: tuple[str, str, str, str]
 
 
 class Places:
-    """Holds the places of all endpoints of an endpoint list. An endpoint without a label is close to no other one by that label."""
+    """Holds the places of all endpoints of a list. An endpoint that lacks the label of a level shares this level with no endpoint."""
 
     def __init__(self, labels: Sequence[str] = LABELS) -> None:
         self.labels = tuple(labels)
         self._endpoint_list = EndpointList(())
         self._numbers: list[dict[str, int]] = []  # per level: value of the label -> its number, from 1
-        # Per level: the number of each endpoint's label value; 0: the endpoint lacks the label.
+        # Per level: the number of each endpoint's label value; 0 if the endpoint lacks the label.
         self._places: list[NDArray[np.intp]] = []
 
     @classmethod

@@ -26,7 +26,7 @@ from epp.flow.rate import DrainRate
 from epp.plugin import FairShare, Ledger, Queue
 from epp.request.flows import FlowKey, Item, Queued
 
-DEAD_MAX = 64  # a list that is cleaned lazily may hold one ended entry for each live entry, and this many more
+DEAD_MAX = 64  # lists are cleaned lazily: a list may hold one ended entry per live entry, and this many more
 
 
 class Entry:
@@ -53,7 +53,7 @@ class Entry:
 
 
 class Flow:
-    """Holds the waiting requests of one flow key in this worker. `leases` counts the requests that refer to it; an idle flow has none."""
+    """Holds the waiting requests of one flow key in this worker. `leases` counts the requests that refer to the flow; 0: it is idle."""
 
     __slots__ = ("band", "claim", "idle_since", "key", "leases", "queue")
 
@@ -63,7 +63,7 @@ class Flow:
         self.queue = queue
         self.leases = 0
         self.idle_since = 0.0
-        self.claim = 0.0  # since when the flow waits for its turn: when it became non-empty, or was last served
+        self.claim = 0.0  # when the flow's wait for its turn began: when it became non-empty, or was last served
 
     @property
     def bytes(self) -> int:
@@ -117,7 +117,7 @@ class Band:
 
     @property
     def oldest(self) -> float:
-        """Returns the arrival time of the entry that has waited longest; 0: nothing waits."""
+        """Returns the arrival time of the entry that has waited longest; 0 if no entry waits."""
         entry = self._first()
         return entry.arrival if entry is not None else 0.0
 
@@ -178,7 +178,7 @@ class Band:
             self._changed(flow)
 
     def pick(self, now: float) -> Flow | None:
-        """Returns the flow to serve next. None: the policy holds back all waiting requests. The band must not be empty."""
+        """Returns the flow to serve next, or None if the policy holds back all waiting requests. The band must not be empty."""
         self._now = now
         if not self._fairness_breaker.tripped:
             try:
@@ -247,7 +247,7 @@ class Band:
 
         The attributes of the fairness policy determine what the claim is:
         - with `ranks`, a number that the policy computes;
-        - with `isolates` only, when the flow became non-empty or was last served: so the flow that was served longest ago goes first;
+        - with `isolates` only, when the flow became non-empty or was last served, so that the flow that has waited longest goes first;
         - otherwise the arrival time of the flow's head.
         """
         fairness = self.plan.fairness

@@ -78,9 +78,9 @@ class FlowController:
         self.waiting_bytes = 0
 
     def passes(self, priority: int, now: float) -> bool:
-        """Returns whether a request of this priority may go to an endpoint at once. The observer is not told. `now`: monotonic seconds.
+        """Returns whether a request of this priority may go to an endpoint at once. Does not call the observer. `now`: monotonic seconds.
 
-        After that the caller calls `settled` once: when an endpoint is chosen, or when the request ends without one.
+        If so, the caller must call `settled` once: when an endpoint is chosen, or when the request ends without an endpoint.
         """
         if self.waiting or self._closed or self._peers.waiting():
             return False
@@ -95,7 +95,7 @@ class FlowController:
     async def enqueue_and_wait(self, item: Item) -> Outcome:
         """Returns DISPATCHED once the request may go to an endpoint: at once if it `passes`.
 
-        After that the caller calls `settled`, as after `passes`. Raises Undispatched (`epp.flow.outcomes`).
+        The caller must then call `settled`, as after `passes`. Raises Undispatched (`epp.flow.outcomes`).
         """
         if self.passes(item.flow.priority, self._now()):
             self._observer.ended(item.flow, Outcome.DISPATCHED, 0.0, item.bytes)
@@ -168,7 +168,7 @@ class FlowController:
         return [part for part in parts if part[0] != OWN]
 
     def _over(self, requests: int = 0, size: int = 0) -> bool:
-        """Returns whether the limits over all bands would be exceeded with this many more `requests` and bytes (`size`)."""
+        """Returns whether this many more `requests` and bytes (`size`) would exceed the limits over all bands."""
         return self._limits.exceeded(self.waiting + requests, self.waiting_bytes + size)
 
     def _answer(self, now: float) -> None:

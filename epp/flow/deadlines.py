@@ -4,9 +4,9 @@ Each request has two TTLs. While the pool has endpoints, the request TTL is in f
 is in force. A TTL runs from the arrival, or from when it came into force if that was later, so that a pool that comes back
 gives each request a full TTL. The total wait is at most the longer TTL plus `GRACE_S`.
 
-The request TTL is the band's, or else the global one. A global TTL that the configuration gives also bounds the bands'
-(`epp.config.flow_assembly`). A request can ask for a shorter TTL, never for a longer one. A shorter TTL that a request asks for applies in
-both cases.
+The request TTL is the TTL of the band, or else the global TTL. If the configuration gives a global TTL, no band's TTL is longer
+(`epp.config.flow_assembly`). A request can ask for a shorter TTL, never for a longer one. A shorter TTL that a request asks for applies
+while the pool has endpoints and while it is empty.
 
 Each TTL has a heap of (earliest possible end, number, entry). The end of an entry's TTL can only move to a later time. An entry that
 reaches the top before its TTL has ended is pushed again with its present end. So a change of the TTL need not touch the entries. A
@@ -19,7 +19,7 @@ from math import inf
 from epp.flow.bands import DEAD_MAX, Entry
 from epp.flow.plan import FlowPlan
 
-GRACE_S = 2.0  # added to the longer TTL: the bound holds however often the TTL changes
+GRACE_S = 2.0  # no wait exceeds the longer TTL by more than this, however often the TTL changes
 STEPS_MAX = 1_000  # per sweep
 
 Heap = list[tuple[float, int, Entry]]
@@ -96,7 +96,7 @@ class Deadlines:
         return ended
 
     def next(self) -> float:
-        """Returns the latest time for the next sweep; inf: no waiting request has a deadline."""
+        """Returns the latest time for the next sweep; inf if no waiting request has a deadline."""
         heap = self._heaps[self.empty]
         while heap and not heap[0][2].waits:
             heappop(heap)

@@ -1,7 +1,7 @@
-"""Decides about displacement over all shards: which shards free how much for an arrival at the global limits. Ends no request itself.
+"""Decides about displacement over all shards: if an arrival exceeds the global limits, which shards free how much. Ends no request itself.
 
 Only bands of strictly lower priority give way, the lowest band first. Within a band the shard with the most bytes gives way
-first; there the band's displacement policy chooses the items. If all lower bands together are not enough, nothing gives way.
+first. In a shard, the band's displacement policy chooses the items. If all lower bands together are not enough, no item gives way.
 Displacement never helps at the limit of a band: all requests in a band are equally important.
 """
 
@@ -27,9 +27,9 @@ class Holding(NamedTuple):
 
 
 def holdings_of(bands: Iterable[Band], peers: Peers) -> tuple[list[Holding], int, int]:
-    """Returns what waits in all shards, and how many requests and bytes other shards have to displace already.
+    """Returns what waits in all shards. Also returns how many requests and bytes other shards must displace already.
 
-    `bands`: those of this shard.
+    `bands`: the bands of this shard.
     """
     holdings, leaving, leaving_bytes = [], 0, 0
     for band in bands:
@@ -46,10 +46,10 @@ def holdings_of(bands: Iterable[Band], peers: Peers) -> tuple[list[Holding], int
 
 
 def giving_way(priority: int, requests: int, size: int, holdings: Iterable[Holding]) -> Demands | None:
-    """Returns which shards displace how much for an arrival of `priority`. None: too little can be freed.
+    """Returns which shards displace how much for an arrival of `priority`, or None if too little can be freed.
 
     All shards together must free `requests` requests and `size` bytes. Each shard ends waiting requests until it has freed both numbers in
-    its `Wanted`. Only the shard itself knows how many requests that takes, because only it knows the size of each.
+    its `Wanted`. Only the shard itself knows how many requests that takes, because only the shard knows the size of each request.
     """
     lower = [h for h in holdings if rank(h.priority) > rank(priority) and h.requests > 0]
     lower.sort(key=lambda h: (-rank(h.priority), -h.bytes, h.shard))
@@ -83,7 +83,7 @@ class Limits:
         return 0 < self._max_requests < peer_requests + requests or 0 < self._max_bytes < peer_bytes + size
 
     def giving_way(self, priority: int, size: int, bands: Iterable[Band], waiting: int, waiting_bytes: int) -> Demands | None:
-        """Returns what each shard would displace for one request of `size` bytes and this priority. None: too little can be freed.
+        """Returns what each shard would displace for one request of `size` bytes and this priority, or None if too little can be freed.
 
         `bands`, `waiting`, `waiting_bytes`: what waits in this shard.
         """

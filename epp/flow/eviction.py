@@ -5,7 +5,7 @@
     waiting_band  the waiting band that justifies a revocation
 
 A worker revokes only its own requests. The worker that holds the best victim acts; the other workers wake it. Each worker shows a
-`BestVictim`: its best victim, and until when its revocations are under way. That is enough: workers need no requests and no
+`BestVictim`: its best victim, and until when its revocations are under way. So workers send each other no messages and no
 acknowledgements, and a worker that dies does not block the others.
 
 Stop and wait: while an earlier revocation of any worker is under way, no worker revokes. A revocation is under way until its stream has
@@ -39,7 +39,7 @@ class Victim:
         self.flow = flow
         self.dispatched_at = dispatched_at
         self.revoke = revoke  # answers the client and ends the stream; returns False if the answer is already complete
-        self.here = True  # whether it can still be revoked
+        self.here = True  # whether the request can still be revoked
 
 
 class Victims:
@@ -56,7 +56,7 @@ class Victims:
         return self._count
 
     def track(self, flow: FlowKey, now: float, revoke: Callable[[], bool]) -> Victim | None:
-        """Adds a request that was sent to a server. Returns None if the policy never evicts it."""
+        """Adds a request that was sent to a server. Returns None if the policy never evicts such a request."""
         if not self._evictable(flow):
             return None
         victim = Victim(flow, now, revoke)
@@ -87,7 +87,7 @@ class Victims:
             heapify(self._heap)
 
     def best(self) -> Victim | None:
-        """Returns the victim to revoke first; None: there is none."""
+        """Returns the victim to revoke first, or None if there is no victim."""
         heap = self._heap
         while heap and not heap[0][2].here:
             heappop(heap)
@@ -95,7 +95,7 @@ class Victims:
 
 
 class BestVictim(NamedTuple):
-    """Holds what one worker shows to the others. `evictable`: its number of victims; `priority`, `dispatched_at`: of the best one."""
+    """Holds what one worker shows to the others. `evictable`: number of its victims. `priority`, `dispatched_at`: of the best victim."""
 
     evictable: int = 0
     priority: int = 0
@@ -123,8 +123,8 @@ NOTHING: Final = Step()
 def waiting_band(saturation: float, bands: Iterable[tuple[int, float, bool]], victim: int) -> WaitingBand | None:
     """Returns the most important band that waits, has a ceiling at or below the saturation, and is more important than `victim`.
 
-    `bands`: (priority, ceiling, whether a request waits), the most important band first. `victim`: the priority of the best victim. A band
-    with the ceiling 0 never counts, because it is not to be served at all, which no eviction can change.
+    `bands`: (priority, ceiling, whether a request waits), the most important band first. `victim`: the priority of the best victim. Skips
+    bands with the ceiling 0: they are never served, and no eviction can change that.
     """
     for priority, ceiling, waiting in bands:
         if rank(priority) >= rank(victim):
@@ -135,7 +135,7 @@ def waiting_band(saturation: float, bands: Iterable[tuple[int, float, bool]], vi
 
 
 def goes_first(best: BestVictim) -> tuple[int, float]:
-    """Returns a sort key of a worker's best victim. The smallest is revoked first: the least important, then the newest."""
+    """Returns a sort key of a worker's best victim. The victim with the smallest key goes first: the least important, then the newest."""
     return -rank(best.priority), -best.dispatched_at
 
 
@@ -257,7 +257,7 @@ class RevocationObserver:
 def grace_s(*, counted: bool, interval_s: float, scrape_s: float) -> float:
     """Returns the seconds until freed capacity shows in the saturation.
 
-    `counted`: the detector counts what is in flight, so the effect is immediate. Otherwise it takes a scrape interval plus
-    `scrape_s`, the longest time of a scrape.
+    `counted`: whether the detector counts requests in flight. If so, the saturation falls as soon as an evicted request has ended.
+    Otherwise, it falls after a scrape interval plus `scrape_s`, the longest time of a scrape.
     """
     return GRACE_COUNTED_S if counted else interval_s + scrape_s + GRACE_MARGIN_S

@@ -1,8 +1,8 @@
 """Plain rules for a policy that raises, and the breaker that decides when they replace the policy permanently.
 
 When a policy raises, the failure is counted and the plain rule serves that one call. After `FAILURES_MAX` failures within `WITHIN_S`
-the breaker trips and this worker does not call the policy again, since each call would cost an exception. No waiting request is lost
-either way.
+the breaker trips and this worker does not call the policy again, since each call would cost an exception. In both cases, no waiting
+request is lost.
 """
 
 from collections import deque

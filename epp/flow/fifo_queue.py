@@ -1,4 +1,4 @@
-"""A queue in order of arrival: that of `fifo-queue`, and the one that replaces a queue that failed."""
+"""A queue in order of arrival. The plugin `fifo-queue` uses it, and it replaces a queue that failed."""
 
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ class Handle:
     __slots__ = ("size",)
 
     def __init__(self, item: Queued) -> None:
-        # The size at arrival. The queue adds and subtracts this one, so its sum stays exact even if the item's size changes later.
+        # The item's size at arrival. The queue adds and subtracts this size, so the sum stays exact even if the item's size changes.
         self.size = item.bytes
 
 

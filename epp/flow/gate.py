@@ -11,8 +11,8 @@ When the estimate on the left reaches the ceiling, the gate reads the pool again
 know how much one request adds (`step` 0), requests pass one at a time: the next one passes when the previous one is in flight and the
 pool was read again.
 
-If the detector or the usage-limit policy raises, that is counted and the gate stays open: to stop all requests would be worse than an
-overload.
+If the detector or the usage-limit policy raises, the gate counts the failure and stays open: to stop all requests would be worse than
+an overload.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +28,7 @@ KEPT_S: Final = 0.001
 KEPT_FAR_S: Final = 0.010
 FAR: Final = 0.5  # a saturation below this share of the lowest ceiling is far below it
 DIGITS: Final = 9  # saturations are sums of fractions; rounding makes an exactly full pool compare as full
-ROUNDED: Final = 1e-9  # rounding to DIGITS moves a number by less than this, so it is left out (1 us) where it cannot matter
+ROUNDED: Final = 1e-9  # rounding to DIGITS moves a number by less than this; the gate skips it (1 us) where it cannot matter
 UNKNOWN: Final = PoolLoad(saturation=0.0, step=1e-12)  # a tiny step: 0 would mean "unknown", one request at a time
 
 

@@ -1,7 +1,7 @@
-"""How a request leaves flow control: exactly one `Outcome`, which is a label of metrics, and an `Ending` for each outcome but DISPATCHED.
+"""How a request leaves flow control: with exactly one `Outcome`, a label of metrics, and with an `Ending` if it was not dispatched.
 
-A *rejected* request was never in a queue. An *evicted* one, here, left its queue without being dispatched; elsewhere eviction ends
-requests in service. `chain` begins the text that the client sees; `epp.protocol.refusals` adds the status, and words before it.
+In this module, a *rejected* request was never in a queue, and an *evicted* request left its queue without being dispatched. In other
+modules, eviction ends requests that are being served. `chain` is a part of the error text that the client sees (`epp.protocol.refusals`).
 """
 
 import enum
@@ -25,7 +25,7 @@ class Outcome(enum.Enum):
 
 
 class Ending(NamedTuple):
-    """An outcome without an endpoint, and its answer to the client. `chain`: phase and cause in words."""
+    """An outcome without an endpoint, and the answer to the client. `chain`: phase and cause in words."""
 
     outcome: Outcome
     cause: Cause

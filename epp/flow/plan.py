@@ -35,8 +35,8 @@ class FlowPlan:
     """
 
     bands: tuple[BandPlan, ...]
-    template: BandPlan  # for other bands; its own priority is ignored
-    negative_template: BandPlan | None  # for priorities below 0; None: `template`
+    template: BandPlan  # for other bands; the template's own priority is ignored
+    negative_template: BandPlan | None  # for priorities below 0; if None, `template` serves for these, too
     max_requests: int  # over all bands and shards; 0: no limit
     max_bytes: int
     request_ttl_s: float  # inf: requests never expire

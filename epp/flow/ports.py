@@ -36,7 +36,7 @@ class Probe(Protocol):
     def dispatched(self) -> int:
         """Returns how many requests all serving shards have let through so far: the sum of their dispatch counters. Cheap.
 
-        It may jump up or down when a shard starts or stops serving. So callers should use only differences over a few milliseconds.
+        The number may jump up or down when a shard starts or stops serving. So callers should use only differences over a few milliseconds.
         """
 
     def pending(self) -> int:
@@ -77,7 +77,7 @@ class Held(NamedTuple):
 
     requests: int = 0
     bytes: int = 0
-    oldest: float = 0.0  # arrival time of the oldest request; 0: nothing waits
+    oldest: float = 0.0  # arrival time of the oldest request; 0 if no request waits
 
 
 class Head(NamedTuple):
@@ -92,7 +92,7 @@ class Elsewhere(NamedTuple):
     """Says what waits in other replicas of the picker."""
 
     priority: int  # of the most important band in which something waits
-    progress: int  # changes when a replica where it waits lets a request through
+    progress: int  # changes when a replica with a request of this band lets a request through
 
 
 class Wanted(NamedTuple):
@@ -115,7 +115,7 @@ class Peers(Protocol):
     # What the other shards show.
 
     def waiting(self) -> int:
-        """Returns how many requests wait in other serving shards, and at least 1 if any waits in another replica.
+        """Returns how many requests wait in other serving shards; at least 1 if a request waits in another replica.
 
         Called for each request, so it must be cheap.
         """
@@ -134,7 +134,7 @@ class Peers(Protocol):
         """Returns the head of each other serving shard that has waiting requests and a fresh heartbeat."""
 
     def elsewhere(self) -> Elsewhere | None:
-        """Returns what waits in other replicas of the picker; None: nothing that this one knows of."""
+        """Returns what waits in other replicas of the picker; None if this replica knows of no waiting request."""
 
     def progress(self, shard: int) -> int:
         """Returns how many requests the given shard has let through. A change shows that it reacts to wakes."""
@@ -157,7 +157,7 @@ class Peers(Protocol):
         """Publishes what waits here in one band. Also updates the totals over all bands."""
 
     def head(self, priority: int | None, claim: float) -> None:
-        """Publishes this shard's `Head`; None: nothing waits."""
+        """Publishes this shard's `Head`. `priority` is None if no request waits."""
 
     def let_through(self, pending: int) -> None:
         """Counts one more request that was let through here. `pending`: requests without an endpoint, including this one."""
@@ -175,7 +175,7 @@ class Peers(Protocol):
         """
 
     def answered(self, wanted: Wanted) -> None:
-        """Counts this element of `demands` as answered: it was displaced, or there is nothing left to displace."""
+        """Counts this element of `demands` as answered: the requests were displaced, or there is no request left to displace."""
 
     def wake(self, shard: int) -> None:
         """Makes the given shard call `FlowController.woken` soon."""

@@ -15,8 +15,8 @@ path of configuration replaces each as a whole. So no change of configuration lo
 stays in the order until it is empty. If an objective names its priority again before that, the same band accepts requests again.
 
 A flow exists from its first waiting request on. Each waiting request holds a lease of its flow. A flow without leases is idle. It is
-removed after `IDLE_S`, or earlier if there are `FLOWS_MAX` flows. If there are that many and none is idle, all new flows of a band
-share one flow, `OVERFLOW`. So a million fairness ids cost no more than the first ten thousand.
+removed after `IDLE_S`, or earlier if there are `FLOWS_MAX` flows. If there are FLOWS_MAX flows and no flow is idle, all new flows of a
+band share one flow, `OVERFLOW`. So a million fairness ids cost no more than the first ten thousand.
 """
 
 from collections import OrderedDict
@@ -42,7 +42,7 @@ class Registry:
         self._plan = plan
         self._report = report
         self._ledger = ledger  # makes the ledger of the band with this priority
-        self._reordered = reordered  # gets the priorities that exist, whenever they change
+        self._reordered = reordered  # called with the existing priorities whenever they change
         self._bands: dict[int, Band] = {}
         self._accepting: Mapping[int, Band] = {}
         self._idle: OrderedDict[Flow, None] = OrderedDict()  # idle flows, the longest idle one first
@@ -105,7 +105,7 @@ class Registry:
             self._drop(flow)
 
     def next_idle_end(self) -> float:
-        """Returns when `collect` next has a flow to remove; inf: not before another flow becomes idle."""
+        """Returns when `collect` next has a flow to remove; inf if no flow is idle."""
         flow = next(iter(self._idle), None)
         return flow.idle_since + IDLE_S if flow is not None else float("inf")
 

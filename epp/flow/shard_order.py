@@ -1,6 +1,6 @@
 """Decides which shard goes first when there is room for one request and requests wait in several workers.
 
-Room is global, so without an order the shard that looks first would take it. Before a shard serves a request, it looks at the heads of
+Room is global, so without an order the first shard that looks would take all. Before a shard serves a request, it looks at the heads of
 the other shards (most important band, claim). Another shard goes first if its band is more important. In the same band, another shard
 goes first if its claim is smaller by more than the band's tolerance. The shard that looks then wakes the other one and leaves the room to
 it. A claim is a time in seconds, or a position in the unit of the band's fairness policy (`Band.claim`).
@@ -10,8 +10,8 @@ lets a request through. A shard that leaves room to a third shard meanwhile coun
 nothing through after a wake is woken again after `REPEAT_S`.
 
 Other replicas of the picker go first only if a more important band waits there; their claims cannot be compared. Nothing can wake them,
-and what they do shows later. So they are stuck after `ELSEWHERE_S` without a request let through, until they let one through, but at
-first for at most `ELSEWHERE_REST_S`: then they get another `ELSEWHERE_S`. Each such rest is twice as long as the one before, up to a limit.
+and what they do shows later. So they are stuck if they let no request through for `ELSEWHERE_S`, until they let one through. At first
+they are stuck for at most `ELSEWHERE_REST_S`; then they get another `ELSEWHERE_S`. Each such rest is twice as long, up to a limit.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ YIELDING_S = 0.025
 REPEAT_S = 0.005
 ELSEWHERE_S = 0.050
 ELSEWHERE_REST_S, ELSEWHERE_REST_S_MAX = 0.100, 1.6
-FORGOTTEN_S = 0.020  # if another shard was not ahead of this one for this long, it gets its full PATIENCE_S again
+FORGOTTEN_S = 0.020  # another shard that was not ahead of this one for this long gets its full PATIENCE_S again
 
 
 class _Watched:

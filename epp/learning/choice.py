@@ -1,5 +1,5 @@
-"""Turns costs into scores, and says what a request costs while the model does not know enough. `epp.learning.model` has the costs of a
-model that does.
+"""Turns costs into scores, and says what a request costs while the model does not know enough. `epp.learning.model` computes the costs
+once the model knows enough.
 """
 
 from typing import Final
@@ -7,21 +7,22 @@ from typing import Final
 from compiled import calls
 from epp.learning.model import Floats
 
-POINT_TOKENS: Final = 1024.0  # the tokens to prefill that a point of the rule without a model is worth
-POINTS: Final = 2.001  # costs are above 0, also where nothing waits and everything is cached
+POINT_TOKENS: Final = 1024.0  # in `careful_costs`, a point costs as much as this many tokens to prefill
+POINTS: Final = 2.001  # keeps costs above 0 if no request waits and the whole prompt is cached
 NEAR_MAX: Final = 0.1  # candidates are equal if their costs differ by less than this part
-NEAR: Final = 1.0  # of the model's own error
-NEAR_S: Final = 0.005  # or by less than this many seconds
+NEAR: Final = 1.0  # the same, as a part of the model's own error
+NEAR_S: Final = 0.005  # candidates are also equal if their costs differ by less than this many seconds
 LOAD_PART: Final = 0.001  # how much the load of equal candidates may take from their scores
 
 
 def careful_costs(prompt: float, outlook: Floats, waiting: tuple[Floats, Floats, Floats], running: Floats, kv_usage: Floats) -> Floats:
-    """Returns costs without a model, in tokens: to compute + ahead, and POINT_TOKENS for each point that an endpoint lacks.
+    """Returns costs without a model, in tokens: tokens to compute, tokens ahead, and POINT_TOKENS for each point that an endpoint lacks.
 
-    A point each: the shortest queue, the fewest running requests, a free KV cache, the prompt cached. `prompt`: all tokens of the prompt.
-    `outlook`: of `LatencyModel.outlook`; its predictions do not count. `waiting`: the terms of the queue (`Candidates.waiting_terms`).
-    `running`, `kv_usage`: of the candidates, by the columns of these names. The same order as by the weights of
-    deploy/config/token-load.yaml.
+    An endpoint gets a point each for the shortest queue, the fewest running requests, a free KV cache, and a cached prompt.
+    `prompt`: all tokens of the prompt.
+    `outlook`: from `LatencyModel.outlook`; its predictions are not used. `waiting`: the terms of the queue (`Candidates.waiting_terms`).
+    `running`, `kv_usage`: the candidates' values of these columns. The costs rank endpoints as the weights of
+    deploy/config/token-load.yaml do.
     """
     inflight, before, scraped = waiting
     return calls.careful(POINT_TOKENS, POINTS, prompt, outlook, inflight, before, scraped, running, kv_usage)

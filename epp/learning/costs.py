@@ -1,4 +1,4 @@
-"""Defines what the learned latency model says of one request: typed data between its producer and the scorer."""
+"""Defines what the learned latency model says of one request: typed data that the producer passes to the scorer."""
 
 from collections.abc import Sequence
 from math import inf
@@ -21,9 +21,9 @@ WORSE: Final = "its predictions are worse than the pool's mean time"
 class LearnedCosts:
     """Holds predictions and costs. Arrays: float64, shape (endpoints,), infinite for endpoints that were no candidates.
 
-    `costs`: what a choice minimises; in seconds, or without a unit if the model is not used. `why_not`: why the model is not used: FEW or
-    WORSE; "" if it is. `model`: the model at that time. `outlook`: of `LatencyModel.outlook` for `candidates`. `waiting`: the
-    candidates that `add_waits` returned. `sent`: what the producer keeps of the request from its decision to its end.
+    `costs`: what a choice minimises; in seconds, or without a unit if the model is not used. `why_not`: FEW or WORSE says why the model is
+    not used; "" if it is used. `model`: the model at the decision. `outlook`: from `LatencyModel.outlook` for `candidates`. `waiting`: the
+    candidates that `add_waits` returned. `sent`: what the producer keeps from the decision to the end of the request.
     """
 
     __slots__ = ("candidates", "costs", "model", "outlook", "sent", "waiting", "why_not")
@@ -44,13 +44,13 @@ class LearnedCosts:
         return self._widened(self.outlook[TIMES])
 
     def predicted_s(self, row: int) -> float:
-        """Returns the predicted time to the first token at the endpoint in this row; infinite if it was no candidate."""
+        """Returns the predicted time to the first token at the endpoint in this row; infinite if the endpoint was no candidate."""
         index = self.candidates.index_of(row)
         return inf if index < 0 else calls.cell(self.outlook, TIMES, index)
 
     @property
     def seconds(self) -> Floats:
-        """Returns the costs in seconds, as the model has them. So they are in seconds also if a choice does not use the model."""
+        """Returns the model's costs, in seconds, even if the choice does not use the model."""
         return self._widened(self.outlook[COSTS])
 
     @property

@@ -4,7 +4,7 @@ from typing import Final
 
 from epp.learning.model import LatencyModel
 
-POOR: Final = 0.5  # the mean error at which predictions are poor, as `LatencyModel.error`
+POOR: Final = 0.5  # predictions are poor if `LatencyModel.error` reaches this
 LONG_S: Final = 300.0
 ENOUGH: Final = 200  # observations before predictions can be called poor
 ONE: Final = 1.5  # an endpoint whose error is so many times that of the model stands out
@@ -19,8 +19,8 @@ class Doubt:
         self._said = False
 
     def look(self, model: LatencyModel, now: float, running: float, sent: float) -> str:
-        """Returns the likely cause, or "". `now`: monotonic seconds. `running`, `sent`: requests that all servers run and that the picker
-        has in flight there.
+        """Returns the likely cause, or "". `now`: monotonic seconds. `running`: requests that all servers run. `sent`: requests that
+        the picker has in flight at all servers.
         """
         poor = model.error > POOR and sum(each.samples for each in model.endpoints.values()) >= ENOUGH
         if not poor:

@@ -47,5 +47,5 @@ def latency_predictions(producer: str) -> Datum[LatencyPredictions]:
 
 
 def objective_ms(request: Request, names: Sequence[str]) -> float:
-    """Returns the latency objective in milliseconds from the first present header of `names`; 0: none, or not a number above 0."""
+    """Returns the latency objective in ms from the first header of `names` that the request has; 0 without a number above 0."""
     return client_headers.slo_ms(request.headers, names)

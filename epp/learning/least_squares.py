@@ -2,7 +2,7 @@
 
 The fit minimises the sum over observations of w · (θ · x - y)² / T², where T is the prediction for x at that time, so that errors count
 relative to what was expected. The weight w falls by a constant factor with each later observation. A few imagined observations keep every
-coefficient near its prior as long as the data do not say otherwise (ridge regression): this also decides between features that always
+coefficient near its prior as long as the data do not say otherwise (ridge regression). They also decide between features that always
 move together.
 
 The sums of products (the normal equations) hold everything that is needed, so an observation costs one pass over a small matrix. One
@@ -18,9 +18,9 @@ import numpy as np
 
 from compiled import calls
 
-PRIOR_WEIGHT: Final = 0.003  # of the imagined observations; a feature that is half of the prediction has a weight of 0.25 per real one
+PRIOR_WEIGHT: Final = 0.003  # weight of the imagined observations; a real one weighs 0.25 for a feature that is half of the prediction
 MEMORY_FIRST: Final = 20.0  # observations that count at the beginning, when predictions are poor
-MEMORY_GROWTH: Final = 0.25  # per observation
+MEMORY_GROWTH: Final = 0.25  # each observation lengthens the memory by so many observations
 SURPRISE_MAX: Final = 3.0  # y counts as at most so many times its prediction
 SURPRISE_MAX_FIRST: Final = 10.0  # the same for the first observations
 FIRST: Final = 50.0
@@ -28,7 +28,7 @@ SHARE_MAX: Final = 8.0  # a feature counts as at most so many times the predicti
 
 
 class LeastSquares:
-    """Holds the coefficients, and the sums that they follow from.
+    """Holds the coefficients, and the sums from which they are computed.
 
     `theta`: one coefficient per feature, >= 0. `sums`: float64; for n features, n coefficients in units of the prior, n moments and n * n
     products. `count`: observations.
@@ -37,8 +37,8 @@ class LeastSquares:
     __slots__ = ("_at_most", "_prior", "count", "memory_max", "prior", "sums", "theta")
 
     def __init__(self, prior: Sequence[float], memory_max: float, at_most: tuple[int, int] = (-1, -1)) -> None:
-        """`prior`: the expected coefficients, above 0. `memory_max`: how many observations count in the long run. `at_most`: a feature,
-        and another one whose coefficient is the upper limit of the first one's, both in units of their priors.
+        """`prior`: the expected coefficients, above 0. `memory_max`: how many observations count in the long run. `at_most`: indices of two
+        features; the coefficient of the first is at most that of the second, in units of their priors.
         """
         size = len(prior)
         self._at_most = at_most

@@ -1,6 +1,6 @@
-"""Learns by how much predictions have to be multiplied so that few answers come later than that. Pure code.
+"""Learns a factor for predictions: few answers come later than the predicted time multiplied by this factor. Pure code.
 
-An answer counts as late as soon as it is overdue, not when it comes: under overload that may be many seconds later.
+An answer counts as late as soon as it is overdue, not when it comes: under overload, it may come many seconds later.
 """
 
 import heapq
@@ -9,14 +9,14 @@ from math import log as ln
 from typing import Final
 
 KEPT: Final = 0.98  # the part of the answers that shall come within `ratio` times the predicted time
-STEP: Final = 0.05  # of the logarithm; one late answer weighs as much as KEPT / (1 - KEPT) = 49 others
+STEP: Final = 0.05  # by which the factor's logarithm moves; one late answer weighs as much as KEPT / (1 - KEPT) = 49 others
 FIRST: Final = 1.3
 RATIO_MAX: Final = 4.0
-AT_RISK: Final = 0.4  # answers predicted to take less than this part of what their objective leaves say little
+AT_RISK: Final = 0.4  # an answer says little if its prediction is below this part of the time that its objective leaves
 
 
 class Expected:
-    """An answer that has not come yet. `due`: when it is late, in monotonic seconds. `over`: whether it counts no more."""
+    """An answer that has not come yet. `due`: when it is late, in monotonic seconds. `over`: whether it has come or was counted as late."""
 
     __slots__ = ("due", "over")
 
@@ -33,15 +33,15 @@ class Margin:
 
     def __init__(self) -> None:
         self._log = ln(FIRST)
-        self._expected: list[Expected] = []  # a heap; as long as the requests that were sent and are not due
+        self._expected: list[Expected] = []  # a heap with the answers that are not due yet
 
     @property
     def ratio(self) -> float:
-        """By how much predictions are multiplied."""
+        """The factor by which predictions are multiplied."""
         return exp(self._log)
 
     def sent(self, now: float, predicted_s: float, left_s: float) -> Expected | None:
-        """Takes a request that is sent `now`. `left_s`: what its objective leaves. Returns what `came` needs; None if it says little."""
+        """Takes a request that is sent `now`. `left_s`: the time left by its objective. Returns what `came` needs, or None (`AT_RISK`)."""
         if not 0.0 < AT_RISK * left_s <= predicted_s <= left_s:
             return None
         expected = Expected(now + self.ratio * predicted_s)

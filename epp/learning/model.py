@@ -4,41 +4,41 @@
     per token (s)     speed * (base + d * running)
 
 The features of an endpoint for one request:
-- uncached: prompt tokens that it has to compute;
-- rest: tokens of the prompts that were sent there and have no first token yet, minus those that it has computed meanwhile. It has spent
-  `elapsed` seconds on the prompts at the front, at its own speed (1 / a). In this time it computes only prompts that were there when it
-  began with them, and none that wait for memory. With a crowded KV cache, `elapsed` may include a wait for memory, so any of them explains
-  it. A rest below 0, to a limit, says that a first token is overdue.
-  b is at most a: computing a token before this prompt takes no longer than one of it. b is 0 where prompts do not wait for each other;
-- busy: 1 if there are such prompts: what computing one takes besides its tokens;
+- uncached: prompt tokens that the endpoint has to compute;
+- rest: tokens of the prompts ahead, minus tokens that the endpoint has computed of them. A prompt ahead was sent to the endpoint and has
+  no first token yet. The endpoint has spent `elapsed` seconds on the first of these prompts, at its own speed (1 / a). In this time it
+  computes only prompts that it had when the time began, and no prompt that waits for memory. With a crowded KV cache, `elapsed` may
+  include a wait for memory, so any prompt ahead may explain the time. If the rest is below 0 (it has a lower limit), a first token is
+  overdue. b is at most a: a token of a prompt ahead takes no longer than a token of this prompt. b is 0 where prompts do not wait for
+  each other;
+- busy: 1 if there are prompts ahead, for the time that a prompt takes besides its tokens;
 - queue: seconds until a place in the batch is free: the requests ahead of this one for a place (load - batch limit + 1), times the mean
-  time that an answer lasts / limit. The limit is the largest batch that was seen, once requests have waited at that size; a batch that is
-  limited by memory lowers it slowly. Where it is not known yet, it is the usual one of the other endpoints;
+  time that an answer lasts / limit. The limit is the largest batch that was seen, once requests have waited at this batch size; a batch
+  that is limited by memory lowers the limit slowly. If an endpoint's limit is not known yet, it is the usual limit of the other endpoints;
 - running: requests in the batch.
-- memory: further seconds until the KV cache has room for this prompt, and for those that wait. What they need beyond the cache becomes free
-  as answers end: all of the cache within the mean time that an answer lasts. Meanwhile, the endpoint computes the prompts before this one.
-  It is a prediction that no answer corrects.
+- memory: further seconds until the KV cache has room for this prompt and for all that wait. Memory becomes free as answers end: the whole
+  cache within the mean time that an answer lasts. Meanwhile, the endpoint computes the prompts ahead. No answer corrects this prediction.
 
-The coefficients belong to the pool (`epp.learning.least_squares`), so a new endpoint is predicted from the first request on. The speed
-belongs to the endpoint (`epp.learning.speed`), and the speeds of all endpoints have the geometric mean 1. It is learned from what first
-tokens take beyond `base`, which holds what later requests add. An endpoint that gets no requests becomes faster with those that get some,
-and if it is slow, it is trusted again with time, because nothing else would show that it has recovered. An endpoint that has spent more
-time on the prompts that it began with than they take is slower than was learned: its speed counts as that which explains the time. Prompts
-that were sent there later explain none of it.
+All endpoints of the pool share the coefficients (`epp.learning.least_squares`), so the model can predict a new endpoint from the first
+request on. Each endpoint has its own speed (`epp.learning.speed`). The geometric mean of all speeds is 1. The model learns a speed from
+the time that first tokens take beyond `base`, which includes the time that later requests add. If the endpoints that get requests become
+faster, so do those that get none. A slow endpoint is trusted again with time, because otherwise it would get no requests that show its
+recovery. If the prompts that an endpoint had when `elapsed` began take less time than that, the endpoint is slower than was learned: its
+speed counts as the one that explains the time. Prompts that were sent to it later explain none of it.
 
-The cost of a request is what it takes itself, and what later requests take longer:
+The cost of a request is the time that it takes, and the time that it adds to later requests:
 
     cost = first token + turn * (b / a) ** SHARP + PLACE * own * full ** SHARP_FULL + later * b * long
            + DISPLACED * taken * usage ** SHARP_FULL
 
-`turn` is the time until the endpoint begins with this prompt, if prompts wait for each other: then b = a. It counts twice: requests that
-come later join the same step and make it longer, and where many wait, a prefix is worth a second copy. `own` is the time that the endpoint
-spends on this prompt. A prompt that is computed again keeps its place in the batch for so much longer, and where the batch is full, later
+`turn` is the time until the endpoint begins with this prompt, if prompts wait for each other: then b = a. It counts twice: later requests
+join the same step and make it longer, and where many wait, a prefix is worth a second copy. `own` is the time that the endpoint spends
+on this prompt. A prompt that is computed again keeps its place in the batch for this time longer, and where the batch is full, later
 requests wait for it. `full` is the taken share of the batch, 0 to 1 (0 if its limit is not known). Where prompts wait for each other,
 `later` requests wait for `long`, what is computed of a prompt beyond LONG_TOKENS: u / (1 - u), at most LATER. `u` is the share of the
 endpoints that have prompts without a first token. So a second copy of a long prefix is dear where most endpoints are busy. A short prefix
-is worth one. `taken` is the part of the KV cache that the uncached tokens take, times the mean time that an answer lasts. Later requests
-lack that memory if the `usage` of the cache, 0 to 1, is high: they wait, or find fewer cached prefixes.
+is worth a second copy. `taken` is the part of the KV cache that the uncached tokens take, times the mean time that an answer lasts. If
+the `usage` of the cache, 0 to 1, is high, later requests lack this memory: they wait, or find fewer cached prefixes.
 
 A model that has learned something strange, for example while one of the servers stood still, may see no cost in what is in flight, and may
 take one of two equal endpoints for much faster. So whatever was learned, requests that were sent since the last scrape (`sent`) cost a part
@@ -71,7 +71,7 @@ THOUSAND: Final = 1000.0  # tokens count in thousands, so that all coefficients 
 # In seconds: base, per 1000 uncached tokens, per 1000 tokens of the rest, if busy, per second of the queue, per running request.
 FIRST_PRIOR: Final[tuple[float, ...]] = (0.03, 0.1, 0.1, 0.01, 1.0, 0.001)
 TOKEN_PRIOR: Final[tuple[float, ...]] = (0.02, 0.0002)
-MEMORY: Final = 2000.0  # observations
+MEMORY: Final = 2000.0  # how many observations count in the long run
 FIRST_FLOOR_S: Final = 0.02
 TOKEN_FLOOR_S: Final = 0.002
 LEAST_S: Final = 1e-6  # predictions and observations count as at least this long
@@ -83,32 +83,32 @@ LATER: Final = 1.0  # how many later requests wait for a long prompt at most
 LONG_TOKENS: Final = 4096.0  # a shorter prefix is worth a second copy
 PLACE: Final = 1.5
 DISPLACED: Final = 0.5
-BURST: Final = 0.5  # of the time of a request alone that each request sent there since the last scrape costs at least
+BURST: Final = 0.5  # part of the time of a request alone: each request that an endpoint was sent since the last scrape costs at least this
 APART: Final = 1.4  # endpoints count as at most so many times slower or faster than the mean for this
 TABLE_S: Final = 1.0  # speeds that are trusted less and less are computed anew after this time
 IN_TURN: Final = 0.5  # prompts wait for each other if a token of the rest takes this part of an uncached one
-SOFT: Final = 0.5  # of the pool's mean time: a first token that is expected earlier says little about an endpoint's speed
+SOFT: Final = 0.5  # part of the pool's mean time: a first token that is expected earlier says little about an endpoint's speed
 SAME: Final = 0.2  # two endpoints whose speeds have logarithms that differ by less, or by less than the model's error, are as likely equal
 DOUBT_S: Final = 60.0  # without observations, the logarithm of a slow endpoint's speed halves in this time
 ENOUGH: Final = 4  # observations after which an endpoint is known
 ENOUGH_OF_POOL: Final = 10  # observations after which a pool is known if its prompts do not wait for each other
-YOUNG: Final = 300  # before so many first tokens, a model is judged by what it knows, and not by what it said
+YOUNG: Final = 300  # before so many first tokens, a model is judged by what it predicts at the answer, not at the decision
 FULL_SCRAPES: Final = 2  # scrapes with waiting requests at the largest batch that make it the limit
 NEAR_LIMIT: Final = 0.95
-CROWDED: Final = 0.85  # of the KV cache
+CROWDED: Final = 0.85  # if this part of the KV cache is taken, requests may wait for memory
 LIMIT_STEP: Final = 0.002
 PLACE_FIRST_S: Final = 1.0
 PLACE_STEP: Final = 0.02  # the time that a place is taken is about the mean of the last 50 answers, or of all and PLACE_FIRST_S
 ERROR_STEP: Final = 0.02  # the error is about that of the last 50 observations
-WORSE: Final = 1.1  # a model is not used while its error is so many times that of the mean
-SLACK: Final = 0.02  # errors that differ by this little are equal
+WORSE: Final = 1.1  # a model is not used while its error is so many times the error of a constant, the pool's mean time
+SLACK: Final = 0.02  # two errors that differ by no more than this count as equal
 
 
 class FirstToken(NamedTuple):
-    """The time to the first token of one answer, `observed`, and what its decision knew: the features, and `predicted`.
+    """The time to the first token of one answer, `observed`, and what the decision knew: the features, and the time `predicted`.
 
-    `at`: when it came, in monotonic seconds. `tokens`: prompt tokens to compute. `ahead`: tokens in flight without a first token, on whose
-    front the endpoint had spent `elapsed` seconds. `load`: requests there.
+    `at`: when the token came, in monotonic seconds. `tokens`: prompt tokens to compute. `ahead`: tokens of the prompts ahead. `elapsed`:
+    seconds that the endpoint had spent on the first of these prompts. `load`: requests at the endpoint.
     """
 
     at: float
@@ -139,9 +139,9 @@ class LatencyModel:
     """Predicts and learns. Times are in seconds, `now` and `at` are monotonic.
 
     `endpoints`: by slot. `error`, `mean_error`: mean relative errors of the last predictions of this model, and of the pool's mean time
-    `mean_s`. `place_s`: how long an answer lasts after its first token. `usual_limit`: the median of the batch limits that are
-    known; 0: none is. `usual_log`: the median of the logarithms of speeds. `drift`: by how much the logarithms of the speeds of those
-    endpoints that answer have moved in the mean. `changes`: grows with each change.
+    `mean_s`. `place_s`: how long an answer lasts after its first token. `usual_limit`: the median of the known batch limits; 0 if no
+    limit is known. `usual_log`: the median of the logarithms of speeds. `drift`: by how much the logarithms of the speeds of the
+    endpoints that answer have moved in the mean. `changes`: grows with each change of the model.
     """
 
     __slots__ = (
@@ -163,7 +163,7 @@ class LatencyModel:
         self.usual_log = 0.0
         self.drift = 0.0
         self._counted = 0
-        self._moved = 0.0  # since `_counted` began, with the slots in `_answered`
+        self._moved = 0.0  # sum of what `log` of the endpoints in `_answered` has moved since `_counted` was 0
         self._answered: set[int] = set()
         self._table: Table | None = None
         self.trusted = True
@@ -172,7 +172,7 @@ class LatencyModel:
     def speed(self, slot: int, now: float) -> float:
         """Returns how many times slower than the pool's mean the endpoint is with prompts.
 
-        It is the usual one unless the endpoint is known to differ, by the non-negative garrote (Breiman 1995): small differences vanish.
+        Unless the endpoint clearly differs, this is the usual speed: small differences vanish by the non-negative garrote (Breiman 1995).
         """
         known = self.endpoints.get(slot)
         if known is None:
@@ -183,19 +183,19 @@ class LatencyModel:
 
     @property
     def share(self) -> float:
-        """Returns the time of a token before this prompt, divided by that of one of it: 0 if prompts do not wait for each other."""
+        """Returns the time of a token of a prompt ahead, divided by the time of a token of this prompt: 0 if prompts do not wait."""
         theta = self.first.theta
         return theta[REST] / theta[UNCACHED] if theta[UNCACHED] > 0.0 else 0.0
 
     def token_speed(self, slot: int) -> float:
-        """Returns how many times slower than the pool's mean the endpoint is with output tokens; 1 if nothing is known."""
+        """Returns how many times slower than the pool's mean the endpoint is with output tokens; 1 before any observation."""
         known = self.endpoints.get(slot)
         return 1.0 if known is None else exp(known.token_speed.log - self.token_speed_sum / len(self.endpoints))
 
     def limit(self, slot: int) -> float:
-        """Returns the endpoint's batch limit in requests; 0: not known. It is the usual one until another one is known.
+        """Returns the endpoint's batch limit in requests; 0 if it is not known.
 
-        An endpoint that has run more than the usual limit has another one."""
+        An endpoint without a limit of its own has the usual limit, unless it has run a larger batch."""
         known = self.endpoints.get(slot)
         if known is None:
             return self.usual_limit
@@ -223,7 +223,7 @@ class LatencyModel:
         usage: Floats,
         room: Floats,
     ) -> Floats:
-        """Predicts what one request meets at each of these slots: times to the first token, costs, and what they follow from.
+        """Predicts for one request and each of these slots: the time to the first token, the cost, and the terms of both.
 
         `compiled.kernels.latency_reference.first_tokens` describes arguments and result.
         """
@@ -247,7 +247,7 @@ class LatencyModel:
         return float(found[0, 0])
 
     def alone_s(self, slot: int, tokens: float, now: float) -> float:
-        """Predicts the time that an endpoint without other requests takes for a prompt of which it computes so many tokens."""
+        """Predicts the time to the first token at an endpoint without other requests. `tokens`: prompt tokens to compute."""
         return self.speed(slot, now) * (self.first.theta[BASE] + self.first.theta[UNCACHED] * tokens / THOUSAND)
 
     def _tabulated(self, now: float) -> "Table":
@@ -272,7 +272,7 @@ class LatencyModel:
 
     def knows(self, slots: Sequence[int]) -> bool:
         """Returns whether at least half of these endpoints are known. Where prompts do not wait for each other, the pool's first answers
-        suffice: their mean stands in for all, and a rule without a model would count tokens ahead for which nobody waits.
+        suffice: the pool's mean is used for all endpoints, and the rule without a model would count tokens for which no prompt waits.
         """
         if self.first.count >= ENOUGH_OF_POOL and self.share < IN_TURN:
             return True
@@ -305,7 +305,7 @@ class LatencyModel:
         self.changes += 1
 
     def learn_token(self, slot: int, generation: int, load: float, observed: float, lasted: float) -> None:
-        """Takes the mean time per output token of one answer, and how long it lasted from the first token on."""
+        """Takes the mean time per output token of one answer, and how long the answer lasted from the first token on."""
         self.place_s += max(PLACE_STEP, 1.0 / (self.per_token.count + 2.0)) * (bounded(lasted) - self.place_s)
         observed = bounded(observed)
         endpoint = self._endpoint(slot, generation)
@@ -320,7 +320,7 @@ class LatencyModel:
     def scraped(self, slot: int, generation: int, running: float, waiting: float, usage: float = 0.0) -> None:
         """Takes the batch size and the queue length of one scrape, and which part of the KV cache is taken.
 
-        Where it is nearly full, requests may wait for memory, so their waiting says nothing of the batch's limit.
+        If the cache is nearly full, requests may wait for memory, so waiting requests do not show the limit of the batch.
         """
         known = self.endpoints.get(slot)
         if (known is None or known.generation != generation) and waiting <= 0.0:
@@ -341,7 +341,7 @@ class LatencyModel:
             self.changes += 1
 
     def count_limits(self) -> None:
-        """Updates `usual_limit`, the median of the limits that are known."""
+        """Updates `usual_limit`."""
         known = sorted(each.batch for each in self.endpoints.values() if each.full >= FULL_SCRAPES)
         self.usual_limit = known[len(known) // 2] if known else 0.0
 
@@ -367,7 +367,7 @@ class LatencyModel:
             self.changes += 1
 
     def adopt(self, known: EndpointModel, slot: int, generation: int, now: float) -> None:
-        """Takes over what was known of an endpoint in an earlier run, in which it had another slot and another clock was in use."""
+        """Takes over what an earlier run knew of an endpoint. In that run, the endpoint had another slot, and the clock was another."""
         self.forget(slot)
         known.slot, known.generation, known.learned_at, known.drift_at = slot, generation, now, self.drift
         self.endpoints[slot] = known
@@ -384,7 +384,7 @@ class LatencyModel:
         self.forget(slot)
         known = self.endpoints[slot] = EndpointModel(slot, generation)
         known.drift_at = self.drift
-        # It begins with the pool's mean, so that it does not move the others.
+        # A new endpoint begins with the pool's mean speed, so that it does not move the speeds of the others.
         others = len(self.endpoints) - 1
         if others:
             known.speed.log, known.token_speed.log = self.speed_sum / others, self.token_speed_sum / others
@@ -393,8 +393,8 @@ class LatencyModel:
         return known
 
     def log_of(self, known: EndpointModel) -> float:
-        """Returns the logarithm of an endpoint's speed. An endpoint without answers becomes faster with those that answer: all may have
-        been slow together when it answered last, for example while they started, and nothing else would show that it is not any more.
+        """Returns the logarithm of an endpoint's speed. If other endpoints become faster, so does an endpoint without answers: maybe all
+        were slow at its last answer, for example while they started, and without answers nothing else shows its recovery.
         """
         return max(-LOG_MAX, known.speed.log + min(0.0, self.drift - known.drift_at))
 
@@ -405,8 +405,8 @@ class LatencyModel:
         return log * 0.5 ** (silent / DOUBT_S) if log > 0.0 and silent > 1.0 else log
 
     def _count_error(self, endpoint: EndpointModel, predicted: float, expected: float, observed: float) -> None:
-        """Counts how wrong `predicted` was. A young model is judged by what it expects when the answer comes, because it has learned much
-        since the decision.
+        """Counts how wrong `predicted` was. A young model is judged by what it expects when the answer comes (`expected`), because it has
+        learned much since the decision.
         """
         wrong = abs(predicted - observed) / observed
         endpoint.errors[bisect_left(ERROR_BOUNDS, wrong)] += 1
@@ -426,5 +426,5 @@ def bounded(seconds: float) -> float:
 
 
 def _relative(predicted: float, observed: float) -> float:
-    """Returns the error relative to the larger one of the two, so that too long and too short count alike: 0 to 1."""
+    """Returns the error relative to the larger of the two times, 0 to 1, so that too long and too short predictions count alike."""
     return abs(predicted - observed) / max(predicted, observed)

@@ -2,8 +2,8 @@
 
     prompt seconds = uncached prompt tokens of an answer * the model's time per token that others wait for
 
-Where prompts do not wait for each other, the model has learned that a token ahead costs next to nothing, and so do prompts here: there,
-the places in the batch limit what a server can do (`epp.learning.replicas_needed`).
+Where prompts do not wait for each other, the model has learned that a token ahead costs next to nothing, and the prompt seconds are near
+0. Such a server is limited by the places in its batch (`epp.learning.replicas_needed`).
 """
 
 from typing import Final
@@ -14,7 +14,7 @@ ANSWERS: Final = 10_000  # the mean is about that of the last so many answers; p
 
 
 class PromptTime:
-    """Follows the uncached prompt tokens of answers. `tokens`: their mean; 0 before the first answer."""
+    """Follows the uncached prompt tokens of answers. `tokens`: the mean per answer; 0 before the first answer."""
 
     def __init__(self) -> None:
         self.tokens = 0.0

@@ -5,9 +5,9 @@
     needed   = work / TARGET, rounded up, with hysteresis
     headroom = 1 - work / (TARGET * ready replicas)
 
-`places` is the part of their batches that requests take, summed over the replicas. By Little's law, places / finished per second is what
-one request takes of a replica, also while a queue makes more requests arrive than end. The part counts as at the target, where a larger
-batch is slower (`batch_share`). A pool whose prompts take longer than its answers is limited by the prompt seconds instead.
+`places` is the share of its batch that a replica uses, summed over the replicas. By Little's law, places / finished per second is the
+replica time of one request, also while more requests arrive than end. A share counts as if answers were as slow as at TARGET,
+because a larger batch is slower (`batch_share`). A pool whose prompts take longer than its answers is limited by prompt seconds instead.
 
 Hysteresis: the number grows as soon as the smoothed work needs more, and again within CALM_S only if it needs RISES more. It falls when the
 most work of the last FALL_S needed fewer, at most once in FALL_S, and within CALM_S only if the work has fallen by FALLS in FALL_S, because
@@ -20,28 +20,28 @@ from typing import Final, NamedTuple
 
 from epp.learning.model import LatencyModel
 
-TARGET: Final = 0.8  # of a replica, so that bursts and a lost replica do not fill the queues
+TARGET: Final = 0.8  # used part of a replica, so that bursts and a lost replica do not fill the queues
 SMOOTH_S: Final = 60.0
 FALL_S: Final = 180.0
 CALM_S: Final = 600.0
-FALLS: Final = 0.5  # replicas
-RISES: Final = 0.4  # replicas
-PART_S: Final = 30.0  # of FALL_S, whose most work is remembered as one number
-DRAIN_S: Final = 120.0  # in which a queue shall be worked off
+FALLS: Final = 0.5  # by how many replicas the work must fall in FALL_S for the number to fall again within CALM_S
+RISES: Final = 0.4  # by how many replicas the work must exceed the number for it to grow again within CALM_S
+PART_S: Final = 30.0  # FALL_S is divided into parts of this length; the most work in each is remembered
+DRAIN_S: Final = 120.0  # the time in which the replicas shall work off a queue
 BAND: Final = 0.1  # replicas by which the work has to exceed the number, or to fall below it
 BAND_PART: Final = 0.01  # the same, as a part of the number
 ENOUGH: Final = 50  # answers after which the cost is known
-WEIGHT: Final = 0.8  # of the readings in the smoothed values, from which on they count: after 97 s
+WEIGHT: Final = 0.8  # the smoothed values are used once the readings have this weight in them: after 97 s
 REST: Final = 1e-9
 
 
 class Reading(NamedTuple):
     """What the picker sees at the monotonic time `at`, in seconds.
 
-    `ready`: replicas that get requests. `arrived`, `finished`: requests since the start, those refused for load included in `arrived`.
-    Neither has requests that a server failed: a failed answer is no work, and its client may ask again.
+    `ready`: replicas that get requests. `arrived`, `finished`: requests since the start. `arrived` includes requests refused for load.
+    Neither includes requests whose answer failed: a failed answer is no work, and the client may ask again.
     `places`: the sum of `batch_share` over the replicas. `waiting`: requests that wait, at the replicas and in the picker.
-    `prompt_s`: mean seconds that a replica computes one prompt; 0 if not known.
+    `prompt_s`: mean seconds that a replica computes one prompt; 0 if this time is not known.
     """
 
     at: float
@@ -54,14 +54,14 @@ class Reading(NamedTuple):
 
 
 class ReplicasNeeded:
-    """Follows the readings of one pool. `needed`: replicas; `headroom`: from 1 (idle) over 0 (at the target) down. None: not known yet."""
+    """Follows the readings of one pool. `needed`: replicas. `headroom`: 1 is idle, 0 is at the target. Both are None if not known yet."""
 
     def __init__(self) -> None:
         self.needed: int | None = None
         self.headroom: float | None = None
         self._last: Reading | None = None
         self._arriving = self._finishing = self._places = self._waiting = self._cost = 0.0
-        self._weight = 0.0  # of the readings in the smoothed values, which begin at 0
+        self._weight = 0.0  # the weight of the readings in the smoothed values, which begin at 0
         self._finished = 0
         self._fell_at = self._grew_at = -inf
         # (begin of a part, most work in it)
@@ -90,7 +90,7 @@ class ReplicasNeeded:
             self.headroom = 1.0 - work / now.ready
 
     def _decide(self, at: float, work: float) -> None:
-        """Moves the number if the work, in replicas at the target, says so."""
+        """Changes `needed` if the work, in replicas at the target, requires it."""
         most = self._most
         if not most or at - most[-1][0] >= PART_S:
             most.append((at, work))
@@ -113,7 +113,7 @@ class ReplicasNeeded:
 
 
 def batch_share(model: LatencyModel, slot: int, running: float, kv_usage: float) -> float:
-    """Returns which part of its batch an endpoint uses, as if its answers were as slow as at TARGET.
+    """Returns which share of its batch an endpoint uses, as if its answers were as slow as at TARGET.
 
     The batch ends at the learned limit, or where the running requests would fill the KV cache. `kv_usage`: from 0 to 1. An endpoint whose
     limit is not known is as full as its cache.

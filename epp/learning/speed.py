@@ -1,13 +1,13 @@
 """Follows how many times slower than the pool's mean one endpoint is, from observed / predicted times.
 
-The logarithm of the speed is a mean of what the first answers say, in which later ones count more, because the pool's coefficients are
-poor at first. Further answers move it by a part STEP of their error, the logarithm of observed / predicted. Errors are clipped, so one
+At first, the logarithm of the speed is a mean over the answers, in which later answers count more, because the pool's coefficients are
+poor at first. Further answers move the logarithm by a part STEP of their error, log(observed / predicted). Errors are clipped, so one
 strange answer moves the speed little.
 
 A change shows in a cumulative sum (Page, "Continuous inspection schemes", 1954). Each answer adds its error divided by the usual size of
-errors there, at most FAR, less ALLOWED; one that errs in the other direction takes away. At CHANGED the speed jumps, and then is a mean of
-the next answers, as at first. So two answers in a row that are wrong by three times the usual error suffice. Where times vary much
-it takes more, and the speeds of equal endpoints do not follow the noise.
+the endpoint's errors, at most FAR, less ALLOWED; an error in the other direction lowers the sum. At CHANGED the speed jumps, and is
+then a mean of the next answers, as at first. So two answers in a row that are wrong by three times the usual error suffice. Where times
+vary much, larger errors are necessary, so the speeds of equal endpoints do not follow the noise.
 """
 
 from typing import Final
@@ -17,7 +17,7 @@ JUMP: Final = 0.7
 FAR: Final = 3.0
 ALLOWED: Final = 1.5
 CHANGED: Final = 3.0
-USUAL: Final = 0.05  # of each error that `spread` takes over
+USUAL: Final = 0.05  # the weight of each new error in `spread`
 CLIP: Final = 0.7
 SPREAD_FIRST: Final = 0.3
 SPREAD_MIN: Final = 0.05
@@ -27,7 +27,7 @@ LOG_MAX: Final = 3.5
 class Speed:
     """Holds one speed. `log`: its logarithm. `shift`: the cumulative sum, below 0 if answers come early.
 
-    `spread`: the usual size of errors. `samples`: observations; `since`: those since the last change.
+    `spread`: the usual size of errors. `samples`: observations. `since`: observations since the last change.
     """
 
     __slots__ = ("log", "samples", "shift", "since", "spread")
@@ -57,7 +57,7 @@ class Speed:
 
 
 def _shifted(shift: float, error: float) -> float:
-    """Adds an error to the sum. A sum that an error turns around begins anew with it."""
+    """Adds an error to the sum. If the error has the other sign, the sum begins anew with this error."""
     if shift < 0.0:
         return -_shifted(-shift, -error)
     grown = shift + error - ALLOWED

@@ -1,4 +1,4 @@
-"""Encodes a latency model as bytes, for other processes and for its successor after a restart. Raises no error but `UnusableModel`."""
+"""Encodes a latency model as bytes, for other processes and for the next run. Raises no error but `UnusableModel`."""
 
 import math
 from collections.abc import Iterable
@@ -33,7 +33,7 @@ class SpeedState(msgspec.Struct, array_like=True, frozen=True):
 
 
 class EndpointState(msgspec.Struct, array_like=True, frozen=True):
-    """One `EndpointModel`; `fields` has the numbers of FIELDS in that order, and by how much it became faster with the others."""
+    """One `EndpointModel`; `fields` has the numbers of FIELDS in that order, then how far the pool's drift fell after its last answer."""
 
     slot: int
     generation: int
@@ -105,7 +105,7 @@ def decode(data: bytes) -> LatencyModel:
         _restore_speed(known.speed, each.speed)
         _restore_speed(known.token_speed, each.token_speed)
         known.full = each.full
-        behind = each.fields[len(FIELDS) :] or [0.0]  # 0.2.0 has none
+        behind = each.fields[len(FIELDS) :] or [0.0]  # version 0.2.0 does not write this number
         _set(known, (*FIELDS, "drift_at"), [*each.fields[: len(FIELDS)], *behind])
         known.errors = list(each.errors)
         model.speed_sum += known.speed.log
@@ -120,7 +120,7 @@ def _speed(speed: Speed) -> SpeedState:
 
 
 def _restore_speed(speed: Speed, state: SpeedState) -> None:
-    since = state.fields[len(SPEED_FIELDS) :] or [float(state.samples)]  # 0.2.0 has none
+    since = state.fields[len(SPEED_FIELDS) :] or [float(state.samples)]  # version 0.2.0 does not write this number
     _set(speed, (*SPEED_FIELDS, "since"), [*state.fields[: len(SPEED_FIELDS)], *since])
     speed.samples = state.samples
     if abs(speed.log) > LOG_MAX or min(speed.spread, speed.since, speed.samples) < 0.0:

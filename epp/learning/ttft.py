@@ -12,9 +12,9 @@ OBSERVER = "latency-observer-producer-hub"
 class TtftPercentiles:
     """Holds three points of each endpoint's curve of the time to the first token over requests in flight. Arrays: shape (endpoints,).
 
-    `floor_s`: the time without load; 0: the endpoint is cold, that is, too few requests were observed. `low_s` at `low_load` and
+    `floor_s`: the time without load; 0 if the endpoint is cold, that is, if too few requests were observed. `low_s` at `low_load` and
     `typical_s` at `typical_load`: the points of low and of typical load, all 0 without recent requests. `recent`: bool, whether enough
-    recent requests were observed to trust these two.
+    recent requests were observed to trust these two points.
     """
 
     __slots__ = ("floor_s", "low_load", "low_s", "recent", "typical_load", "typical_s")

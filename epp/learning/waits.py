@@ -1,13 +1,13 @@
 """Says what it costs to wait for a prefix that an endpoint computes now, and what it costs to compute it a second time. Pure code.
 
-A prompt that shares its prefix with a prefill under way waits there until that prefill has ended, and then computes only its own rest.
-Where prompts do not wait for each other, this is the only wait, and an endpoint that computes a prefix is no endpoint that holds it. Where
-they do, the wait for the prefill is one of the waits that the model predicts.
+If a prompt shares its prefix with a prefill under way at an endpoint, the prompt waits for the end of that prefill, and then only its own
+rest is computed. If prompts do not wait for each other, this is the only wait, and an endpoint that computes a prefix does not hold it
+yet. If prompts wait for each other, the wait for the prefill is one of the waits that the model predicts.
 
-Anywhere else the prefix is computed a second time. For a request that comes right after the first one, both take the same time. Then it
-waits, because a second copy takes the time and the memory of another endpoint: TWICE of that time counts. This holds for long prefixes
-(LONG_TOKENS), and for siblings: requests within SIBLINGS_S, as a client sends that asks several questions about one document. A prefix
-that is short, or that more requests ask for while it is computed, is worth a second copy.
+All other endpoints would compute the prefix a second time. For a request that comes right after the first one, waiting and computing
+take the same time. Such a request waits, because a second copy takes time and memory of another endpoint: TWICE of that time counts.
+This rule holds for long prefixes (LONG_TOKENS) of siblings: requests within SIBLINGS_S, such as several questions about one document.
+A prefix that is short, or for which further requests come while it is computed, is worth a second copy.
 """
 
 from collections.abc import Sequence
@@ -46,9 +46,9 @@ def without_waits(outlook: Floats, waits: Sequence[Wait], now: float) -> Floats:
 
 
 def add_waits(model: LatencyModel, slots: Sequence[int], prompt: float, outlook: Floats, waits: Sequence[Wait], now: float) -> list[int]:
-    """Adds to an outlook what waiting, or computing twice, takes beyond the predicted times and costs of the candidates, in seconds.
+    """Adds to an outlook the time that waiting, or computing twice, takes beyond the predicted times and costs of the candidates.
 
-    `prompt`: all tokens of the prompt. `slots`, `outlook`: as of `LatencyModel.outlook`. Returns the indices of the candidates whose
+    `prompt`: all tokens of the prompt. `slots`, `outlook`: as in `LatencyModel.outlook`. Returns the indices of the candidates whose
     first token waits for the prefix longer than the model alone predicts.
     """
     times, costs = outlook[TIMES], outlook[COSTS]
@@ -65,7 +65,7 @@ def add_waits(model: LatencyModel, slots: Sequence[int], prompt: float, outlook:
     if not siblings:
         return waiting
     for wait in siblings:
-        costs[wait.at] = times[wait.at]  # what they wait for is no queue: no other request loses its turn
+        costs[wait.at] = times[wait.at]  # a request that waits for a prefix takes no other request's turn
     shared = max(wait.shared for wait in siblings)
     own = prompt - shared  # tokens that no sibling computes
     for i, slot in enumerate(slots):
@@ -81,5 +81,5 @@ def _siblings(waits: Sequence[Wait], now: float) -> list[Wait]:
 
 
 def is_sibling(shared: float, since: float, now: float) -> bool:
-    """Returns whether a prefill that was sent at `since` has a long prefix in common, of `shared` tokens, and is a sibling's."""
+    """Returns whether a prefill that was sent at `since` is of a sibling with a long common prefix, of `shared` tokens."""
     return now - since <= SIBLINGS_S and shared >= LONG_TOKENS

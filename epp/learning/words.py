@@ -3,12 +3,12 @@
 from epp.learning.model import BASE, QUEUE, REST, RUNNING, THOUSAND, UNCACHED, LatencyModel
 
 MS = 1000.0
-SMALLEST_MS = 0.0005  # less is not worth a term
+SMALLEST_MS = 0.0005  # a smaller term is not shown
 
 
 def terms(model: LatencyModel, slot: int, now: float) -> dict[str, float]:
-    """Returns the endpoint's coefficients in seconds: what each unit adds to the time to the first token. `per_output_token` is a time of
-    its own. `now`: monotonic seconds.
+    """Returns the endpoint's coefficients: how many seconds each unit adds to the time to the first token. `per_output_token` is the time
+    per output token. `now`: monotonic seconds.
     """
     speed, theta = model.speed(slot, now), model.first.theta
     return {

@@ -38,7 +38,7 @@ class PrefixIndex(Protocol):
     """
 
     def match(self, hashes: Hashes) -> Mapping[int, int]:
-        """Returns owner -> how many leading blocks of the chain it caches, for all owners that cache at least one. Never waits."""
+        """Returns owner -> how many leading blocks of the chain it caches, for each owner that caches the first block. Never waits."""
 
     def learn(self, hashes: Hashes, owner: int) -> None:
         """Records that `owner` will cache these blocks. Never waits.
@@ -51,34 +51,35 @@ class PrefixIndex(Protocol):
 
 
 class Prefills(Protocol):
-    """Knows which prompts endpoints compute at this moment. All workers see each other's at once. Nothing waits.
+    """Knows which prompts endpoints compute at this moment. Each worker sees the prompts of all workers at once. No call waits.
 
     `hashes` and `owner` are those of `PrefixIndex`, times are monotonic seconds.
     """
 
     def begins(self, hashes: Hashes, owner: int, known: int, tokens: float, now: float) -> int:
-        """Shows that a prompt is sent to `owner` now. Returns what `ends` takes.
+        """Shows that a prompt is sent to `owner` now. Returns the number for the call of `ends`.
 
-        `known`: how many leading blocks the owner caches already. `tokens`: how many tokens it has to compute.
+        `known`: how many leading blocks the owner caches already. `tokens`: how many prompt tokens the owner has to compute.
         """
 
     def ends(self, prefill: int) -> None:
-        """Records that a prefill has ended: the first token has come, or none will come."""
+        """Records that a prefill has ended: the first token has come, or no token will come."""
 
     def under_way(self, hashes: Hashes, now: float) -> Sequence[tuple[int, int, float, float]]:
         """Returns the prefills that compute leading blocks of this chain, as (owner, blocks, since, tokens).
 
-        `blocks`: how many leading blocks the owner will cache then. `since`: when the prompt was sent. `tokens`: how many it computes.
+        `blocks`: how many leading blocks the owner will cache after the prefill. `since`: when the prompt was sent. `tokens`: how many
+        tokens the owner computes.
         """
 
 
 class HeldView(NamedTuple):
-    """Says which endpoints of a list are followed at this moment, that is, the picker knows what they hold (`epp.prefix.streams`).
+    """Says which endpoints of a list are followed: the picker knows which blocks they hold (`epp.prefix.streams`).
 
-    `followed`: bool, shape (endpoints,). `whole`: the same, without endpoints of which older blocks are unknown. `why`: per endpoint, why
-    matches with it are not precise; "" if they are.
+    `followed`: bool, shape (endpoints,). `whole`: the same, without endpoints whose older blocks are unknown. `why`: per endpoint, why
+    its matches are not precise; "" if they are precise.
     `block_tokens`: per endpoint, the tokens per block; 0 if unknown. `sizes`: the different `block_tokens` of the followed endpoints, the
-    most frequent first; empty: no endpoint is followed.
+    most frequent first; empty if no endpoint is followed.
     `adapters`: the LoRA adapters that KV events have named, as words (`epp.prefix.held.adapter_word`).
     """
 
@@ -120,13 +121,13 @@ class Learning(Protocol):
         """Returns the present model, to predict with. Only `learn_first` and `learn_token` may change it."""
 
     def starts(self) -> NDArray[np.float64]:
-        """Returns since when each endpoint works on the prompt at the front there, in monotonic seconds; 0: not known.
+        """Returns since when each endpoint has worked on its first prompt without a first token, in monotonic seconds; 0 if not known.
 
         float64, shape (workers, 3, slots). The newest value of a slot counts. The other cells are those of `follows`.
         """
 
     def begins(self, slot: int, now: float) -> None:
-        """Records that the endpoint begins with a prompt now: the first token of another one has come, or there was none."""
+        """Records that the endpoint begins with a prompt now: another prompt got its first token, or the endpoint had no prompt."""
 
     def follows(self, slot: int, tokens: float) -> None:
         """Records that a prompt of so many tokens was sent to an endpoint that works on others since its last start."""
@@ -246,17 +247,17 @@ class Plugin:
         type_name, aliases   set by `@plugin`
         Params               the parameters: a frozen msgspec struct with forbid_unknown_fields
         metrics              counters, gauges, and histograms without labels, that the plugin fills (`Services.count`, `gauge`, `measure`)
-        counts_with          parameters that count only with some values of another one: parameter -> (the other one, these values), with
-                             `.` between levels; `epp config check` warns of those that are given in vain
+        counts_with          parameters that have an effect only with some values of another parameter: parameter -> (the other parameter,
+                             these values), with `.` between levels; `epp config check` warns of parameters that are given without effect
         one_worker           whether all requests must share the plugin's state: the picker then runs with a single worker
 
-    Attributes that the class or the constructor sets; the data that the plugin may use (`epp.data`):
-        consumes             keys that it reads. Another plugin or the scraper must produce them, else the picker does not start
-        optional             data that it reads if a plugin produces them; else it gets their defaults
-        produces             data that it writes for other plugins
-        keeps                data that it writes and reads itself, between its calls for one request
-        reads_headers        names of the request headers that it reads, in lower case: a recording says which requests have equal values,
-                             and a request that crashes workers is known by body, path and these headers
+    Attributes that the class or the constructor sets: which data (`epp.data`) and headers the plugin uses:
+        consumes             keys that the plugin reads. Another plugin or the scraper must produce them, else the picker does not start
+        optional             data that the plugin reads if another plugin produces them; else it gets the defaults of the data
+        produces             data that the plugin writes for other plugins
+        keeps                data that the plugin writes and reads itself, between its calls for one request
+        reads_headers        names of the request headers that the plugin reads, in lower case: a recording says which requests have equal
+                             values, and the picker recognizes a request that crashes workers by body, path and these headers
 
     Attributes that the constructor sets, each logged or checked at start:
         without_effect       texts `parameter: why it has no effect`. Needs no parameter whose description begins with "Accepted, without
@@ -296,7 +297,7 @@ class Plugin:
         self.params = params
 
     def meet(self, plugins: Sequence["Plugin"]) -> None:
-        """Gets all plugins that the configuration lists, so that it can adapt its declarations to them. Called once, before the fork."""
+        """Gets all plugins that the configuration lists, to adapt this plugin's declarations to them. Called once, before the fork."""
 
     def resolve(self, found: Mapping[str, "Plugin"]) -> None:
         """Gets the plugins of `needs`, under the same keys. Called once, before the fork."""
@@ -305,17 +306,17 @@ class Plugin:
         """Called once in each worker, after the fork and before the first request. If it raises, the worker does not start."""
 
     def take_over(self, predecessor: "Plugin") -> None:
-        """Called after `start` when the configuration is reloaded. Takes over what the predecessor has learnt in this worker.
+        """Called after `start` when the configuration is reloaded. Takes over what the predecessor has learned in this worker.
 
-        `predecessor` has the same name and type, but maybe other parameters, and another class if the plugin's file has changed. It
-        still serves the requests that began with it. What plugins keep in shared memory (`Services`) needs no takeover.
+        `predecessor` has the same name and type, but maybe other parameters, and another class if the plugin's file has changed. The
+        predecessor still serves requests that began before the reload. Data in shared memory (`Services`) need no takeover.
         """
 
 
 class Need(NamedTuple):
     """Refers to a plugin that a parameter names.
 
-    `parameter`: the path of the parameter, as in `deciders.prefill`. `name`: its value. `kind`: the class that the plugin must have.
+    `parameter`: the path of the parameter, as in `deciders.prefill`. `name`: the name of the plugin. `kind`: the class that it must have.
     """
 
     parameter: str

@@ -5,7 +5,7 @@
                 OrderingPolicy        DisplacementPolicy   UsageLimitPolicy     EvictionOrder
 
 Plugin authors import these names from `epp.plugin`. The rules there apply to all extension points, with one difference: an exception
-here does not fail a request. The exception is counted, and a plain rule replaces the plugin for that call. A queue or a policy of order,
+of these plugins does not fail a request. It is counted, and a plain rule replaces the plugin for that call. A queue or a policy of order,
 fairness or displacement is replaced for good after five exceptions in a minute. If a detector raises, the pool counts as not full. If a
 usage-limit policy raises, all ceilings are 1.
 """
@@ -35,15 +35,15 @@ class SaturationDetector(Plugin):
     def stage_saturation(self, candidates: Candidates, stage: str) -> float:
         """Returns the saturation of one stage of disaggregated inference.
 
-        `candidates`: the endpoints of this stage. `stage`: `prefill` or `decode`; empty: the endpoints have no stages.
+        `candidates`: the endpoints of this stage. `stage`: `prefill` or `decode`; empty if the endpoints have no stages.
         """
         return self.saturation(candidates)
 
     def step(self, candidates: Candidates) -> float:
         """Returns an upper estimate of the saturation that one more request adds. Between two readings, the gate adds it per request.
 
-        0: unknown. The gate then lets one request through at a time: the next one follows when the one before it has an endpoint and
-        the gate has read the pool again.
+        Returns 0 if that is unknown. The gate then lets one request through at a time: the next request follows when the previous one has
+        an endpoint and the gate has read the pool again.
         """
         return 0.0
 
@@ -66,7 +66,7 @@ class Queue(Protocol):
     `offer` returns a handle for the item. A handle belongs to its queue and becomes void when the item leaves the queue.
     """
 
-    bytes: int  # the sum of the sizes of its items
+    bytes: int  # the sum of the sizes of the queue's items
 
     def __len__(self) -> int:
         """Returns the number of items."""
@@ -75,16 +75,16 @@ class Queue(Protocol):
         """Adds an item and returns its opaque handle."""
 
     def head(self) -> Queued | None:
-        """Returns the item that leaves next; None: the queue is empty."""
+        """Returns the item that leaves next, or None if the queue is empty."""
 
     def tail(self) -> Queued | None:
-        """Returns the item that leaves last; None: the queue is empty. Called only if the queue has Capability.TAIL."""
+        """Returns the item that leaves last, or None if the queue is empty. Called only if the queue has Capability.TAIL."""
 
     def take(self) -> Queued:
         """Removes and returns the head. Raises IndexError if the queue is empty."""
 
     def remove(self, handle: Any) -> Queued:
-        """Removes and returns the item of a handle, in O(log n). Raises `HandleVoid` if the handle is void or belongs to another queue."""
+        """Removes and returns the item of a handle, in O(log n). Raises `HandleVoid` if the handle is void or of another queue."""
 
     def void(self, handle: Any) -> None:
         """Removes the item of a handle if it is still in the queue. Does nothing otherwise."""
@@ -94,7 +94,7 @@ class Queue(Protocol):
 
 
 class FlowQueue(Plugin):
-    """Makes queues of one type. A band that names no type uses the first configured one with all capabilities that its policies need."""
+    """Makes queues of one type. A band without a type uses the first configured type with all capabilities that its policies need."""
 
     capabilities: ClassVar[Capability]
 
@@ -125,7 +125,7 @@ class FairShare(Protocol):
     def pick(self, now: float) -> FlowView | None:
         """Returns the flow that has the next turn.
 
-        None: nothing waits, or all flows are held back. Only `dispatched` ends a turn, `pick` does not.
+        Returns None if no request waits, or all flows are held back. Only `dispatched` ends a turn, `pick` does not.
         """
 
     def dispatched(self, flow: FlowView, item: Queued, now: float) -> None:
@@ -139,26 +139,26 @@ class Ledger(Protocol):
     """Shares the positions of the flows of one band among all workers. A position is the service that a flow got; it only grows.
 
     A flow hash identifies a flow. The methods that read return the highest value that any *other* worker shows. With very many flows, a
-    flow's entry may be lost. Its position is then -inf, as for a flow that no other worker knows.
+    flow's entry may be lost. The flow's position is then -inf, as for a flow that no other worker knows.
     """
 
     def served(self) -> int:
-        """Returns a number that changes when another worker dispatches a request. While it stays, other values need not be read again."""
+        """Returns a number that changes when another worker dispatches a request. Otherwise, no value needs to be read again."""
 
     def flow_hash(self, flow: FlowKey) -> int:
         """Returns the hash of a flow, the same in all workers."""
 
     def position(self, flow_hash: int) -> float:
-        """Returns the highest position of this flow that another worker shows; -inf: none does."""
+        """Returns the highest position of this flow that another worker shows; -inf if no other worker shows this flow."""
 
     def time(self) -> float:
-        """Returns the highest virtual time of the band that another worker shows: the position at which its last request was dispatched."""
+        """Returns the highest virtual time of the band that another worker shows: the position of the last request that it dispatched."""
 
     def end(self) -> float:
         """Returns the highest position of any flow that another worker shows."""
 
     def backlogged(self) -> int:
-        """Returns the largest number of flows that wait in any one of the other workers."""
+        """Returns the number of waiting flows in that other worker that has the most."""
 
     def alone(self) -> bool:
         """Returns whether no other worker has a waiting request in this band."""
@@ -181,13 +181,13 @@ class RankedShare(FairShare, Protocol):
 
 
 class FairnessPolicy(Plugin):
-    """Chooses the flow of a band that has the next turn. It may also be a ResponseComplete plugin, to learn what requests cost.
+    """Chooses the flow of a band that has the next turn. A policy may also be a ResponseComplete plugin, to learn what requests cost.
 
     `isolates`: whether the policy keeps one flow from starving another.
-    `ranks`: whether its shares are `RankedShare`. If not, workers compare how long flows have waited for their turn (with `isolates`), or
-    when the first request of each flow arrived.
-    `holds`: whether its shares may hold requests back. `FairShare.pick` may then return None although requests wait; lower bands get
-    their turns, and `pick` is called again soon. No request skips the queue, even if nothing waits.
+    `ranks`: whether the policy's shares are `RankedShare`. If not, workers compare how long flows have waited for their turn (with
+    `isolates`), or when the first request of each flow arrived.
+    `holds`: whether the policy's shares may hold requests back. `FairShare.pick` may then return None although requests wait; lower bands
+    get their turns, and `pick` is called again soon. No request skips the queue, even if no other request waits.
     `tolerance`: two claims of different workers that differ by no more than this count as equal. In the unit of `claim`.
     """
 
@@ -211,7 +211,7 @@ class DisplacementPolicy(Plugin):
     queue_needs: ClassVar[Capability] = Capability.TAIL
 
     def victim(self, band: BandView) -> Queued | None:
-        """Returns the next item of the band to displace; None: the band is empty. Called once per item that must leave."""
+        """Returns the next item of the band to displace, or None if the band is empty. Called once per item that must leave."""
         raise NotImplementedError
 
 

@@ -3,12 +3,13 @@
 `guard` makes a `Wrap` for `Pipeline.wrapped`. During a call `request.data` is a `Scope`. The plugin may read the data that it declares
 in `consumes`, `optional`, `produces` and `keeps`, and write the data in `produces` and `keeps`. Any other access is refused and counted:
 a read gives the datum's default, and a write is dropped. In a data producer, such a write also raises ProducerFailed, so the producer
-fails open. If a producer waits, its scope stays until its work is done. The same wrap checks results and headers (`epp.points.instrument`).
+fails open. If a producer waits, its scope stays until the producer's work is done. The same wrap checks results and headers
+(`epp.points.instrument`).
 
 Reading a column of the candidates that the plugin does not declare in `consumes` raises PluginFault: a column that no plugin declares
 would be 0 for every candidate.
 
-Shipped plugins are not wrapped and cost nothing: contract tests check them. Not guarded: deciders, which their profile handler calls.
+Shipped plugins are not wrapped and cost nothing: contract tests check them. Deciders are not guarded, because a profile handler calls them.
 """
 
 from collections.abc import Callable, Generator, Iterable, Iterator, MutableMapping
@@ -39,7 +40,7 @@ _WITH_CANDIDATES = frozenset((Point.SCREENER, Point.PRODUCER, Point.ADMITTER, Po
 
 
 def declared(plugins: Iterable[Plugin]) -> tuple[Metric, ...]:
-    """Returns the metrics that the guard needs: its counter if there is a foreign plugin, otherwise none."""
+    """Returns the metrics that the guard needs: one counter if there is a foreign plugin, otherwise no metric."""
     return (VIOLATIONS,) if any(foreign(type(plugin)) for plugin in plugins) else ()
 
 

@@ -1,7 +1,7 @@
 """Wraps calls of plugins (their bound methods) for the pipeline: to check results, or to observe calls.
 
 `scorer`, `mask` and RESULT_CHECKS enforce the contract of foreign plugins: scores in [0, 1], one boolean per candidate, headers that
-can be sent. Shipped plugins are not wrapped and cost nothing, because contract tests check them. `Wrap` is the hook to observe calls.
+can be sent. Results of shipped plugins are not checked here, because contract tests check them. `Wrap` is the hook to observe calls.
 """
 
 import enum
@@ -51,7 +51,7 @@ class Wrap(Protocol):
 
 
 def bare(_point: Point, _plugin: Plugin, call: C, /) -> C:
-    """Is the `Wrap` that changes nothing."""
+    """A `Wrap` that returns each call unchanged."""
     return call
 
 
@@ -173,8 +173,8 @@ def _kind(value: object) -> str:
     return "None" if value is None else f"an object of type {type(value).__name__}"
 
 
-# Checks of foreign plugins' results, except scores and masks. Each gets the plugin, the result, and the call's arguments without the
-# request.
+# Checks of foreign plugins' results, except scores and masks. Each check gets the plugin, the result, and the call's arguments without
+# the request.
 RESULT_CHECKS: Mapping[Point, Callable[..., None]] = {
     Point.PRODUCER: _check_waiting("data producer", "return None or a Waiting of `services` (spawn, http, after)"),
     Point.ADMITTER: _check_waiting("admitter", "return None, or a Waiting of `services` to hold the request"),

@@ -1,9 +1,9 @@
 """Isolates failing plugins: finds the plugin that raised an exception, and builds the pipeline without it.
 
-An exception of a plugin costs one request. A plugin that fails repeatedly is left out for a while, if requests can be routed without
+An exception of a plugin costs one request. A plugin that fails repeatedly is disabled for a while, if requests can be routed without
 it: scorers, data producers (readers of their data get the default), RequestHeader and PreRequest plugins, and all that follow responses.
-Parsers, profile handlers and pickers are never left out, because they have no substitute. Filters, screeners, admitters and deciders
-are never left out, because without them requests would go where they must not.
+Parsers, profile handlers and pickers are never disabled, because they have no substitute. Filters, screeners, admitters and deciders
+are never disabled, because without them requests could go to endpoints that must not serve them.
 
 A request without an exception pays nothing: the loops that call plugins tag an exception with its plugin (`epp.errors.blame`).
 """
@@ -20,7 +20,7 @@ from epp.plugin import Plugin
 
 FAULTS_MAX: Final = 5  # this many faults of one plugin within WITHIN_S are too many
 WITHIN_S: Final = 60.0
-PAUSE_S: Final = 60.0  # how long a plugin is left out before it is tried again
+PAUSE_S: Final = 60.0  # how long a plugin is disabled before it is tried again
 NAMED_MAX: Final = 1024  # plugins whose faults are remembered; the configuration bounds their number, too
 
 INDISPENSABLE: Final = (
@@ -69,6 +69,6 @@ class Faults:
 
 
 def culprit(problem: BaseException) -> Plugin | None:
-    """Returns the plugin that raised this exception (`epp.errors.blame`); None: no plugin did."""
+    """Returns the plugin that raised this exception (`epp.errors.blame`), or None if no plugin raised it."""
     plugin = blamed(problem)
     return plugin if isinstance(plugin, Plugin) else None

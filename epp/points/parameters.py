@@ -1,8 +1,8 @@
 """Parameters of plugins: which values `epp record tune` may change and between which limits, and `inFlightLoadProducerName`.
 
 A plugin gives the range of a parameter where it declares it: `Annotated[int, tuned(1, 256)]`. The weight of a scorer may change by the
-factor WEIGHT_FACTOR. `epp config plugins` shows both. A range has values that make sense to try; the limits of a parameter (`ge`, `le`) say
-what is allowed. The parameter `inFlightLoadProducerName` has no effect on the counts: they are made once, for all plugins.
+factor WEIGHT_FACTOR. `epp config plugins` shows ranges and factors. A range has values that make sense to try; the limits of a parameter
+(`ge`, `le`) say what is allowed. The parameter `inFlightLoadProducerName` has no effect on the counts, which all plugins share.
 """
 
 from collections.abc import Mapping

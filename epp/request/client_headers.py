@@ -66,7 +66,7 @@ Headers = Mapping[str, str]
 
 
 def untrusted(trusted: Collection[str]) -> frozenset[str]:
-    """Returns the headers to hide if the operator trusts only these groups of `GROUPS`, and `debug` or not."""
+    """Returns the headers to hide if the operator trusts only these groups. Headers of the group `debug` are never hidden."""
     return frozenset(name for group in TRUSTED_BY_DEFAULT if group not in trusted for name in GROUPS[group])
 
 

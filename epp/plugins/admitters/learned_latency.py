@@ -76,7 +76,7 @@ class LearnedLatency(Admitter, Filter, PreRequest, ResponseStreaming, ResponseCo
     Else it is refused, or passes. A request without objectives is always admitted, and so are all while the model has seen too few answers.
     The model also counts where its predictions are worse than the pool's mean time: an overload in which requests are refused keeps times
     close to their mean, and the margin knows the error.
-    As a filter, it keeps the endpoints that are predicted to meet the objectives; all of them if none is.
+    As a filter, it keeps the endpoints that are predicted to meet the objectives. If no endpoint is, it keeps all endpoints.
     """
 
     Params = Parameters

@@ -1,7 +1,7 @@
 """Encodes prompts that are no conversations as canonical bytes, like `_canonical`.
 
-A text is encoded as its JSON string in shortest form, without the quotes, and token ids as 32-bit words in little-endian order. Of a list
-of token ids, the first IDS_MAX are read and the others stay text.
+A text is encoded as its JSON string in shortest form, without the quotes, and token ids as 32-bit words in little-endian order. The
+picker decodes at most the first IDS_MAX token ids of a list. It keeps the JSON text of the other ids.
 """
 
 from array import array
