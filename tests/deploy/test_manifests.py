@@ -50,9 +50,9 @@ def test_a_pod_has_time_to_end(name: str) -> None:
 
 def test_the_reserve_after_the_drain_is_long_enough_for_the_rest_of_the_shutdown() -> None:
     from workers.process import parent
-    from workers.worker import drain
+    from workers.worker import leaving
 
-    after_drain = drain.REFUSED_S + drain.CLOSED_S + parent.GRACE_S + parent.SUPERVISOR_END_S
+    after_drain = leaving.REFUSED_S + leaving.CLOSED_S + parent.GRACE_S + parent.SUPERVISOR_END_S
     assert after_drain <= SIZES["endSeconds"]
 
 
