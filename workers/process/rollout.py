@@ -28,8 +28,7 @@ SPREAD_S: Final = 10.0  # long, because a busy machine loads slowly. Heartbeats 
 WATCH_S: Final = 10.0
 CRASHES: Final = 2
 ASKS_MAX: Final = 8
-# Slots for the configuration in force, the KEPT - 1 configurations before it, a candidate, one under trial, and one for a return during the
-# trial
+# Slots for the configuration in force, the KEPT - 1 before it, a candidate, one under trial, and one for a return during the trial
 SLOTS: Final = 8
 KEPT: Final = 5
 RELOAD: Final = Ask("reload")
@@ -93,10 +92,9 @@ class Asked(NamedTuple):
 
 
 class TrialEnded(NamedTuple):
-    """The trial child was reaped, or could not be started. `hash`: the hash of the good configuration; None if the trial refused the
-    configuration.
+    """The trial child was reaped, or could not be started.
 
-    `unchanged`: whether the configuration is in force already.
+    `hash`: None if the trial refused the configuration. `unchanged`: whether the configuration is in force already.
     """
 
     hash: str | None
@@ -150,9 +148,7 @@ class KillTrial(NamedTuple):
 
 
 class Restore(NamedTuple):
-    """Tells the parent to copy the configuration in slot `source` into `slot`, under a new number. `why`: why the present configuration is
-    taken back.
-    """
+    """Tells the parent to copy slot `source` into `slot`, under a new number. `why`: why the present configuration is taken back."""
 
     source: int
     slot: int
@@ -199,15 +195,10 @@ Action = Fork | KillTrial | Restore | Publish | Try | Withdraw | Say
 
 
 class Rollout:
-    """Changes the configuration of one pool. `state`: the present step. `said`: the last published status.
-
-    `candidate`: the candidate. `highest`: the highest number given out so far.
-    """
+    """Changes the configuration of one pool. `said`: the last published status. `highest`: the highest number given out so far."""
 
     def __init__(self, number: int, content: str | None) -> None:
-        """`number`, `content`: number and hash of the first configuration, which is in slot 0. `content` is None without a first
-        configuration; then `number` is the highest number so far.
-        """
+        """`number`, `content`: number and hash of the configuration in slot 0. If `content` is None, `number` is the highest number so far."""
         self.state: State = Idle()
         self.candidate: Kept | None = None
         self._kept = [Kept(number, 0, content)] if content is not None else []  # the last entry is in force
