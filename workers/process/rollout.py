@@ -198,7 +198,7 @@ class Rollout:
     """Changes the configuration of one pool. `said`: the last published status. `highest`: the highest number given out so far."""
 
     def __init__(self, number: int, content: str | None) -> None:
-        """`number`, `content`: number and hash of the configuration in slot 0. If `content` is None, `number` is the highest number so far."""
+        """`number`, `content`: of the configuration in slot 0. If `content` is None, `number` is the highest number so far."""
         self.state: State = Idle()
         self.candidate: Kept | None = None
         self._kept = [Kept(number, 0, content)] if content is not None else []  # the last entry is in force
@@ -356,8 +356,7 @@ class Rollout:
             self._take_back(f"{CRASHES} processes ended while it was tried, the last one was {child}", now)
 
     def _publish(self, kept: Kept, text: str, now: float, *, answers: bool, successful: bool = True) -> None:
-        """Puts a configuration in force. Forgets kept configurations with the same content, because a return to them would change nothing.
-        """
+        """Puts a configuration in force. Forgets kept configurations with the same content, because a return to them would change nothing."""
         self._kept = [*(each for each in self._kept if each.hash != kept.hash), kept][-KEPT:]
         candidate, publish = self.candidate, Publish(kept.slot, kept.number)
         if candidate is None:
