@@ -4,16 +4,16 @@ There is one packet pipe per worker. The parent creates it before the first fork
 only frames that were already read. One write puts a whole frame into the pipe, and one read returns a whole frame. A worker never
 waits: if the pipe is full, it drops and counts the frame, and the index misses some blocks.
 
-Both sides batch under load, because a frame with ten prompts, or an insert of a hundred hashes, costs little more than one of each. A
-worker sends an update at once if it has sent nothing for `FLUSH_S`. Otherwise it collects updates for `FLUSH_S`. The supervisor reads a
-frame at once if it has read nothing for `POLL_S`. Otherwise it reads at intervals of `POLL_S`, and waits for readable pipes again after a
-read that found no frame. (With other replicas, it has another `Rhythm`.) So a single update needs no timer on either side, and under load
-the supervisor wakes up once per `POLL_S`, for any number of workers and frames. Then all workers see an update after
-(`FLUSH_S` + `POLL_S`) / 2 at the median: 8 ms. Until then they know the request as a prefill under way (`shm.prefills`). Shorter intervals
-cost both processes more wake-ups.
+Both sides batch under load, because a frame with ten prompts, or an insert of a hundred hashes, costs little more than a frame with one
+prompt, or an insert of one hash. A worker sends an update at once if it has sent nothing for `FLUSH_S`. Otherwise it collects updates for
+`FLUSH_S`. The supervisor reads a frame at once if it has read nothing for `POLL_S`. Otherwise it reads at intervals of `POLL_S`, and waits
+for readable pipes again after a read that found no frame. (With other replicas, the supervisor uses another `Rhythm`.) So a single update
+needs no timer on either side, and under load the supervisor wakes up once per `POLL_S`, for any number of workers and frames. Then all
+workers see an update after (`FLUSH_S` + `POLL_S`) / 2 at the median: 8 ms. Until then, workers see the request as a prefill under way
+(`shm.prefills`). Shorter intervals cost both processes more wake-ups.
 
-A FORGET frame takes back what a request has taught the index. Within one flush, a worker sends LEARN frames first. A CACHED frame says
-that an endpoint caches more tokens than it has room for by its metrics.
+A FORGET frame takes back what a request has taught the index. Within one flush, a worker sends LEARN frames first. A CACHED frame says that
+an endpoint caches more tokens than its metrics promise.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ from epp.recording.batches import CorruptPacket, is_records
 FLUSH_S: Final = 0.008
 POLL_S: Final = 0.008
 AGE_TICKS: Final = 16  # ticks of the index's clock per second
-FRAMES_PER_TURN: Final = 256  # limit for reading one pipe; a pipe of 1 MiB holds as many
+FRAMES_PER_TURN: Final = 256  # limit for reading one pipe; a pipe of 1 MiB holds this many frames
 PENDING_BYTES_MAX: Final = 64 * FRAME_BYTES_MAX
 
 _NUMBER: Final = Struct("=Q")
@@ -49,8 +49,8 @@ class IndexWriting(Protocol):
 
 
 class Rhythm(NamedTuple):
-    """How the bus is read. `on_read`: called after each read. `patience`: two reads within so many intervals of `poll_s` seconds begin the
-    reading at intervals, and so many reads in a row that find no frame end it.
+    """How the supervisor reads the bus. `on_read`: called after each read. Reading at intervals of `poll_s` seconds begins after two reads
+    within `patience` intervals, and ends after `patience` reads in a row without a frame.
     """
 
     on_read: Callable[[], object] = lambda: None
@@ -62,7 +62,7 @@ RHYTHM: Final = Rhythm()
 
 
 class BusWriter:
-    """Sends a worker's updates to the bus. Calls `on_frame` for each frame that it sends, and `on_drop` for each that it drops."""
+    """Sends a worker's updates to the bus. Calls `on_frame` for each frame that it sends, and `on_drop` for each frame that it drops."""
 
     def __init__(self, descriptor: int, on_drop: Callable[[], object], on_frame: Callable[[], object] = lambda: None) -> None:
         self._descriptor = descriptor
@@ -86,7 +86,9 @@ class BusWriter:
             self.flush()
 
     def forget(self, hashes: Hashes, owner: int) -> None:
-        """Reports that `owner` does not hold these blocks after all. Sent when a report of `learn` would be, after pending LEARN frames."""
+        """Reports that `owner` does not hold these blocks after all. The report is sent at the time at which a report of `learn` would be
+        sent, after pending LEARN frames.
+        """
         if not self._pending and not self._taken_back:
             self._flush_soon()
         data = hashes.tobytes()
@@ -96,12 +98,12 @@ class BusWriter:
             self.flush()
 
     def cached(self, owner: int, tokens: int) -> None:
-        """Reports that the endpoint of `owner` had so many tokens of one prompt cached. Sends at once."""
+        """Reports that the endpoint of `owner` had `tokens` tokens of one prompt cached. Sends at once."""
         for frame in frames(CACHED, [(owner, _NUMBER.pack(tokens))]):
             self.send(frame)
 
     def send(self, frame: bytes) -> None:
-        """Sends one frame at once. Its first bytes are those of `epp.prefix.updates`, so that the reader can tell what it is."""
+        """Sends one frame at once. Its first bytes name its kind, as in `epp.prefix.updates`."""
         try:
             os.write(self._descriptor, frame)
         except (BlockingIOError, BrokenPipeError):  # the pipe is full, or parent and supervisor have ended
@@ -110,7 +112,7 @@ class BusWriter:
             self._on_frame()
 
     def offer(self, frame: bytes) -> bool:
-        """Sends one frame at once, as `send`, but counts nothing. Returns False if the bus is full or has no reader."""
+        """Sends one frame at once like `send`, but counts no frame. Returns False if the bus is full or has no reader."""
         try:
             os.write(self._descriptor, frame)
         except (BlockingIOError, BrokenPipeError):
@@ -148,7 +150,7 @@ class BusWriter:
 
 
 class BusReader:
-    """Reads all pipes of the bus in the supervisor. `frames`: number of received frames. `corrupt`: number of undecodable ones.
+    """Reads all pipes of the bus in the supervisor. `frames`: number of received frames. `corrupt`: number of undecodable frames.
 
     `now` returns the time on the index's clock, in seconds.
     """
@@ -165,10 +167,10 @@ class BusReader:
         on_cached: Callable[[int, int], object] = lambda owner, tokens: None,
         rhythm: Rhythm = RHYTHM,
     ) -> None:
-        """`on_samples`: gets the frames of samples (`epp.learning.samples`); raises CorruptSamples for a bad one.
+        """`on_samples`: gets the frames of samples (`epp.learning.samples`); raises CorruptSamples for a bad frame.
 
-        `on_records`: gets the packets of a recording (`epp.recording.batches`); raises CorruptPacket for a bad one. `on_cached`: gets what
-        `BusWriter.cached` sends.
+        `on_records`: gets the packets of a recording (`epp.recording.batches`); raises CorruptPacket for a bad packet. `on_cached`: gets
+        the reports of `BusWriter.cached`.
         """
         self._on_samples = on_samples
         self._on_records = on_records
@@ -185,7 +187,7 @@ class BusReader:
         self.corrupt = 0
 
     def start(self) -> None:
-        """Starts to listen. Reads the frames that are already in the pipes first."""
+        """Starts to listen. First reads the frames that are already in the pipes."""
         for descriptor in self._descriptors:
             self._loop.add_reader(descriptor, self._readable, descriptor)
 
@@ -224,7 +226,7 @@ class BusReader:
             self._timer = self._loop.call_later(self._poll_s, self._poll)
         else:
             self.start()
-        self._on_read()  # last, so that a timer that it sets for the same time runs out after the one for the next read
+        self._on_read()  # last, so that a timer that `_on_read` sets for the same time runs out after the timer for the next read
 
     def drain(self) -> int:
         """Reads the frames that are in the pipes, up to a limit, and puts them into the index together. Returns their number."""

@@ -1,14 +1,14 @@
-"""Keeps the last decisions of each worker. The worker explains them when it is asked.
+"""Keeps the last decisions of each worker. The worker explains these decisions when the supervisor asks.
 
     worker      keeps references in a deque per pool of (time, request, decision or refusal): 0.2 us per decision, without any computation
     supervisor  increments ASKED in its area and wakes each worker through its eventfd
     worker      explains one decision per turn of its event loop, publishes all as its document, and then sets ANSWERED in its area
     supervisor  reads the documents of all workers that answered, newest first
 
-A worker keeps KEPT decisions of each pool, and KEPT_MAX of all: beyond that, the pools with the most lose their oldest, so that a busy pool
-displaces none of a quiet one. Its document is limited to DOCUMENT_BYTES. It begins with the newest decision of each pool, then has the
-second of each, and so on: the oldest ones of busy pools may be left out. A worker that is killed loses its decisions, but the document
-that it published last stays until its successor answers.
+A worker keeps KEPT decisions of each pool, and KEPT_MAX of all pools. If there are more, the pools with the most decisions lose their
+oldest, so that a busy pool displaces no decision of a quiet pool. Its document is limited to DOCUMENT_BYTES. The document begins with the
+newest decision of each pool, then has the second newest of each pool, and so on. So the oldest decisions of busy pools may be missing. A
+worker that is killed loses its decisions, but the document that it published last stays until its successor answers.
 """
 
 from collections import deque
@@ -31,9 +31,9 @@ from shm.documents import DocumentReader, DocumentSchema, DocumentWriter
 if TYPE_CHECKING:
     import asyncio
 
-KEPT: Final = 32  # with more, data that requests need would leave the CPU's caches
+KEPT: Final = 32  # more decisions would displace the requests' data from the CPU's caches
 KEPT_MAX: Final = 128
-KEPT_ROOM: Final = 96  # so many are left when there are too many, because finding the pools with the most takes time
+KEPT_ROOM: Final = 96  # too many decisions shrink to this number: low, because this takes time
 DOCUMENT_BYTES: Final = 128 << 10
 ASKED: Final = "explain_asked"
 ANSWERED: Final = "explain_answered"
@@ -50,7 +50,7 @@ def schema(workers: int) -> DocumentSchema:
 
 
 class Used(Protocol):
-    """The pipeline that made a decision, the names of the plugins that were left out of it, and of its pool: "" if there is only one."""
+    """The pipeline that made a decision, the names of its disabled plugins, and the name of its pool: "" if the picker has one pool."""
 
     @property
     def pipeline(self) -> Pipeline: ...
@@ -64,7 +64,7 @@ Entry = tuple[float, Request, Decision | None, Refused | None, Used]
 
 
 class Recent:
-    """Keeps a worker's last decisions. `log`: if given, it gets the explanation of each decision at once."""
+    """Keeps a worker's last decisions. `log`: gets the explanation of each decision at once, if given."""
 
     def __init__(self, worker: int, now: Callable[[], float], log: Callable[[Explanation], None] | None = None) -> None:
         self._pools: dict[str, deque[Entry]] = {}
@@ -90,7 +90,8 @@ class Recent:
             self._log(self._explained(entry))
 
     def explained(self) -> Iterator[Explanation]:
-        """Yields the explanations of all kept decisions: the newest of each pool, then the second newest of each, and so on."""
+        """Yields the explanations of all kept decisions: the newest decision of each pool, then the second newest of each pool, and so on.
+        """
         for of_rank in zip_longest(*(tuple(reversed(kept)) for kept in self._pools.values())):
             for entry in of_rank:
                 if entry is not None:
@@ -102,7 +103,9 @@ class Recent:
         return sorted((entry for kept in self._pools.values() for entry in kept), key=itemgetter(0))
 
     def _shorten(self) -> None:
-        """Drops decisions until KEPT_ROOM are left: the oldest ones of the pools with the most, or all of the pools that decided first."""
+        """Drops decisions until KEPT_ROOM are left: the oldest decisions of the pools with the most, or all decisions of the pools that
+        decided first.
+        """
         lengths = sorted(map(len, self._pools.values()), reverse=True)
         most = lengths[0]
         while most > 1 and sum(min(length, most) for length in lengths) > KEPT_ROOM:
@@ -176,7 +179,7 @@ class DecisionsAsking:
 
     def ask(self) -> int:
         """Asks all workers. Returns the number of the question."""
-        # The number is taken from the clock, so that it is above all numbers of a predecessor.
+        # The number comes from the clock, so that it is above all numbers of a predecessor.
         number = max(self._area.scalars[self._asked] + 1, int(self._now() * 1000))
         self._area.scalars[self._asked] = number
         for area in self._areas.serving_workers():
@@ -199,5 +202,5 @@ class DecisionsAsking:
 
 
 def by_request(explanations: Sequence[Explanation], request_id: str) -> Explanation | None:
-    """Returns the newest explanation with this request id; None if there is none. `explanations`: newest first."""
+    """Returns the newest explanation with this request id, or None. `explanations`: newest first."""
     return next((explanation for explanation in explanations if explanation.request_id == request_id), None)

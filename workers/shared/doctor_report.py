@@ -26,7 +26,7 @@ KEPT_S: Final = 3600.0
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """One thing that is wrong. `evidence`: what shows it. `fix`: what to do, with a command where there is one.
+    """One fault. `evidence`: the values that show the fault. `fix`: what to do, with a command if one helps.
 
     `found_by`: the picker itself, or `epp doctor`. `pool`: the pool that it is about, if there are several.
     """
@@ -41,7 +41,8 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class Check(msgspec.Struct, frozen=True):
-    """What one check has found. `at`: seconds since the epoch. `picker`: names the start of the picker that was checked."""
+    """The findings of one check. `at`: the time of the check, in seconds since the epoch. `picker`: names the start of the checked picker.
+    """
 
     at: float
     findings: Sequence[Finding]
@@ -53,13 +54,14 @@ _decode: Final = msgspec.json.Decoder(dict[str, Check]).decode
 
 
 def write(run_dir: str, instance: str, secret: str, report: Report) -> None:
-    """Writes the report. A check that it does not have keeps its last result: not every run knows the gateway's configuration.
+    """Writes the report. A check that is missing in the report keeps its last result, because not every run knows the gateway's
+    configuration.
 
-    `secret`: of the picker's file in the run directory, which each start makes anew. Of the
-    findings the first FINDINGS_MAX are kept, with at most TEXT_MAX characters of each text. Raises OSError.
+    `secret`: the secret in the picker's file in the run directory; each start makes a new one. Keeps the first FINDINGS_MAX findings, and
+    at most TEXT_MAX characters of each text. Raises OSError.
     """
     room, kept = FINDINGS_MAX, {}
-    checks = {**report, **_read(run_dir, instance, secret), **report}  # this run's first, so that its findings have room
+    checks = {**report, **_read(run_dir, instance, secret), **report}  # the checks of this run come first, so that their findings have room
     for name, check in checks.items():
         found = [Finding(**{name: text[:TEXT_MAX] for name, text in msgspec.to_builtins(each).items()}) for each in check.findings[:room]]
         kept[name] = Check(check.at, found, _named(secret))
@@ -82,7 +84,7 @@ def read(run_dir: str, instance: str, secret: str) -> Mapping[str, Any] | None:
 
 
 def _named(secret: str) -> str:
-    """Returns a name of the picker's start that does not tell its secret."""
+    """Returns a name of the picker's start that does not reveal the secret."""
     return hashlib.blake2b(secret.encode(), digest_size=8).hexdigest()
 
 

@@ -3,8 +3,8 @@
 endpoints, names    of all pools
 objectives,         of each pool (`workers.shared.objectives`, `workers.worker.rewrites`)
 model rewrites
-models              the models and adapters that the endpoints of several pools have listed. The size is bounded: if there are more
-                    than it has room for, large pools are listed only in part, and small ones as a whole
+models              the models and adapters that the endpoints of several pools have listed. The size is bounded: if the document has
+                    too little room, it has all models of small pools, but only some models of large pools
 names of pools      which InferencePool has which place, if the picker finds its pools while it runs
 """
 
@@ -22,13 +22,13 @@ from shm.documents import DocumentReader, DocumentView
 
 ENDPOINTS = 0
 NAMES = 1
-# Of the first pool. Each further one has the same documents behind them (`objectives_of`, `rewrites_of`).
+# The documents of the first pool. The same documents of each further pool follow these (`objectives_of`, `rewrites_of`).
 OBJECTIVES = 2
 REWRITES = 3
 DOCUMENT_NAMES = ("endpoints", "names", "objectives", "model rewrites")
 
-Identity = tuple[str, str, str, int, str]  # namespace, name, host, port, uid: these identify a server
-Known = tuple[str, Identity]  # a server of a pool, "" for the only one, as it is known over restarts of the picker
+Identity = tuple[str, str, str, int, str]  # namespace, name, host, port, uid: together they identify a server
+Known = tuple[str, Identity]  # the pool ("" if the picker has one pool) and a server, as known over restarts of the picker
 
 
 class EndpointRecord(msgspec.Struct, array_like=True, frozen=True):
@@ -42,22 +42,22 @@ class EndpointRecord(msgspec.Struct, array_like=True, frozen=True):
     slot: int
     generation: int
     owner: int
-    uid: str = ""  # identifies the server for a later supervisor; see EndpointSpec
+    uid: str = ""  # by this id, a later supervisor recognises the server; see EndpointSpec
     pool: int = 0
 
 
 def objectives_of(pool: int | None) -> int:
-    """Returns the number of the document with the objectives of a pool. None: of the only one."""
+    """Returns the number of the document with the objectives of a pool. `pool`: None if the picker has one pool."""
     return OBJECTIVES + 2 * (pool or 0)
 
 
 def rewrites_of(pool: int | None) -> int:
-    """Returns the number of the document with the model rewrites of a pool. None: of the only one."""
+    """Returns the number of the document with the model rewrites of a pool. `pool`: None if the picker has one pool."""
     return REWRITES + 2 * (pool or 0)
 
 
 def models_of(pools: int) -> int:
-    """Returns the number of the document with the models of several pools. `pools`: how many there are."""
+    """Returns the number of the document with the models of several pools. `pools`: the number of pools."""
     return objectives_of(pools)
 
 
@@ -67,7 +67,7 @@ def assigned_of(pools: int) -> int:
 
 
 def document_name(index: int, pools: int) -> str:
-    """Returns what a document has, in words. `pools`: how many there are; 0: only one."""
+    """Returns the content of a document in words. `pools`: the number of pools, or 0 if the picker has one pool."""
     if pools and index >= models_of(pools):
         return "models" if index == models_of(pools) else "names of pools"
     return DOCUMENT_NAMES[index] if index <= REWRITES else f"{DOCUMENT_NAMES[2 + index % 2]} of pool {(index - OBJECTIVES) // 2}"
@@ -90,7 +90,7 @@ class EndpointsView:
     """Reads the endpoints document. Keeps the last version if the current one cannot be read."""
 
     def __init__(self, reader: DocumentReader, pool: int | None = None) -> None:
-        """`pool`: the number of the pool to which the endpoints belong; None: those of all pools."""
+        """`pool`: the number of the endpoints' pool; None for the endpoints of all pools."""
         self._reader = reader
         self.pool = pool
         self.version = -1
@@ -109,7 +109,7 @@ class EndpointsView:
         return (int(self.slots.min()), int(self.slots.max()) + 1) if len(self.slots) else (0, 0)
 
     def identities(self) -> list[Identity]:
-        """Returns what identifies each server over restarts of the picker, in the order of `current`."""
+        """Returns the identity of each server over restarts of the picker, in the order of `current`."""
         return [(r.namespace, r.name, r.host, r.port, r.uid) for r in self._records]
 
     def pools(self) -> list[int]:
@@ -130,7 +130,7 @@ class EndpointsView:
         return self._endpoints
 
     def _read(self) -> tuple[int, list[EndpointRecord]] | None:
-        """Returns the version of the document and the records; None if it cannot be read."""
+        """Returns the version of the document and the records, or None if the document cannot be read."""
         if self.pool is not None:
             found = _by_pool(self._reader)
             return None if found is None else (found[0], found[1].get(self.pool, []))
@@ -138,7 +138,7 @@ class EndpointsView:
         return None if document is None else (document[0], decode_endpoints(document[1]) if document[1] else [])
 
 
-# The records of the last version that the views of pools have read, for each reader: a thousand views decode each version once.
+# For each reader, the records of the last version that the views of pools have read. So a thousand views decode each version once.
 _grouped: WeakKeyDictionary[DocumentReader, tuple[int, dict[int, list[EndpointRecord]]]] = WeakKeyDictionary()
 
 
@@ -186,7 +186,9 @@ _decode_models = msgspec.msgpack.Decoder(dict[int, list[Model]]).decode
 
 
 def fitting(served: Served, room: int) -> Served:
-    """Returns as many models of each pool as fit into `room` bytes: each pool has the same share, and what small ones leave is shared."""
+    """Returns as many models of each pool as fit into `room` bytes. Each pool gets the same share; large pools share the rest of small
+    pools' shares.
+    """
     sizes = {pool: [len(encode(model)) for model in models] for pool, models in served.items()}
     room -= 16 * (1 + len(served))  # the numbers of pools, and the lengths of their lists
     found: dict[int, Sequence[Model]] = {}
@@ -230,21 +232,22 @@ class AssignedView(DocumentView[PlacedPools]):
         self._found = places > 0 and len(reader.schema.capacities) > assigned_of(places)
 
     def names(self) -> PlacedPools | None:
-        """Returns all names if one has changed since the last call, else None."""
+        """Returns all names if any has changed since the last call, else None."""
         return self.content if self._found and self.look() else None
 
 
 class PoolNames:
-    """The present names of several pools, by number: those of the start, or if the picker finds its pools, those of the document."""
+    """The present names of several pools, by number: the names of the start, or if the picker finds its pools, the names in the document.
+    """
 
     def __init__(self, reader: DocumentReader, first: Sequence[str]) -> None:
-        """`first`: the names at the start, "" for a place without a pool; none if the picker has one pool."""
+        """`first`: the names at the start, "" for a place without a pool. Empty if the picker has one pool."""
         self.several = bool(first)
         self._names = tuple(first)
         self._assigned = AssignedView(reader, len(first))
 
     def current(self) -> Sequence[str]:
-        """Returns the name of each pool, "" for a place without one; none if the picker has one pool."""
+        """Returns the name of each pool, and "" for a place without a pool. Returns no names if the picker has one pool."""
         if (names := self._assigned.names()) is not None:
             self._names = tuple(names.get(number, EMPTY).name for number in range(len(self._names)))
         return self._names

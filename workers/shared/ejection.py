@@ -4,18 +4,18 @@
                                                      ▲ ◀─ its request fails, back-off doubles ──┘
 
 - Each worker counts per slot in its own area (`shm.areas`): requests that were served, and failure points. A request that could not be sent
-  adds CONNECTION_POINTS, an answer 5xx of the model server adds 1. So two failed connections in a row or five 5xx in a row eject the
-  endpoint. With 1 % random errors, five in a row come once in ten billion requests.
+  adds CONNECTION_POINTS, and an answer 5xx of the model server adds 1. So two failed connections in a row or five 5xx in a row eject the
+  endpoint. With 1 % random errors, five errors in a row occur once in ten billion requests.
 - If the server has also refused the last scrape, the first failure ejects the endpoint.
-- An endpoint that fails far more of its answers than the others is ejected, too (`workers.shared.outliers`). Its trial succeeds with an
-  answer that has not failed. If its failures have moved on to others during the back-off, it returns without a trial.
+- An endpoint that fails far more of its answers than the other endpoints is ejected, too (`workers.shared.outliers`). Its trial succeeds
+  with an answer that has not failed. If its failures have moved on to other endpoints during the back-off, it returns without a trial.
 - At most half of a pool is ejected at a time.
 - A trial is given to one worker, which sends one request. If that worker has no request to send, the next worker gets the trial after
   TRIAL_S.
 
 The flags in the endpoint's table row tell the workers what to do: EJECTED, or during a trial the area of the chosen worker and the number
-of the trial (`shm.table.trial`); of an endpoint in use, which share of its answers it fails beyond the others. Only the supervisor writes
-them. A supervisor that replaces another begins with no endpoint ejected.
+of the trial (`shm.table.trial`). For an endpoint in use, they say by how much its share of failed answers exceeds the share of the others.
+Only the supervisor writes these flags. A supervisor that replaces another begins with no endpoint ejected.
 """
 
 import enum
@@ -33,7 +33,7 @@ CONNECTION_POINTS = 3
 POINTS_TO_EJECT = 5
 BACK_OFF_S = 1.0
 BACK_OFF_S_MAX = 30.0
-CALM_S = 60.0  # after this time without an ejection, the next back-off is the shortest again
+CALM_S = 60.0  # after this time without an ejection, back-offs begin with the shortest again
 TRIAL_S = 0.5
 SHARE_MAX = 0.5  # the part of the pool that may be ejected
 FAILURES = "failures"
@@ -50,8 +50,8 @@ class Step(enum.Enum):
     EJECTED = "ejected"
     TRIAL = "trial"
     RETURNED = "returned"
-    FAILING = "failing"  # it fails more of its answers than the others, and is not ejected for that
-    SHARE = "share"  # the share of its answers that it fails has changed
+    FAILING = "failing"  # the endpoint fails more of its answers than the others, but is not ejected for this
+    SHARE = "share"  # the endpoint's share of failed answers has changed
 
 
 class Scraped(Protocol):
@@ -63,7 +63,7 @@ class Scraped(Protocol):
 
     @property
     def is_down(self) -> bool:
-        """Whether the endpoint is down. It then gets no requests, so a trial would be useless."""
+        """Whether the endpoint is down. An endpoint that is down gets no requests, so a trial would be useless."""
 
     @property
     def pool(self) -> int:
@@ -72,7 +72,8 @@ class Scraped(Protocol):
 
 @dataclass(slots=True)
 class Ejected:
-    """The state of an endpoint that was ejected at least once. `cause`, `why`: of its last change, in a word and in a sentence."""
+    """The state of an endpoint that was ejected at least once. `cause`, `why`: the reason for its last change, in a word and in a sentence.
+    """
 
     ejected: bool = False
     cause: str = ""
@@ -81,8 +82,8 @@ class Ejected:
     back_off_s: float = 0.0
     until: float = 0.0  # the end of the back-off; after a good trial, the time at which `back_off_s` is forgotten
     handed_at: float = 0.0  # the time at which a worker got the trial
-    inflight: int = 0  # the requests in flight at that time: older ones, which may take long
-    answered_at: float = 0.0  # the time at which the trial of an outlier had an answer; 0: it has had none
+    inflight: int = 0  # the requests in flight at that time, which may take long
+    answered_at: float = 0.0  # the time of the answer in the trial of an outlier, or 0 before this answer
 
     @property
     def on_trial(self) -> bool:
@@ -99,8 +100,8 @@ class Ejections:
         inflight: Callable[[int], int],
         outliers: Outliers,
     ) -> None:
-        """`outcomes` returns two arrays with a cell per slot: the served requests and the failure points of all workers. The counts only
-        grow. The arrays may be shorter than the table, but have all slots in use.
+        """`outcomes` returns two arrays with a cell per slot: the served requests and the failure points, summed over all workers. The
+        counts only grow. The arrays may be shorter than the table, but have all slots in use.
 
         `workers` returns the areas of the serving workers. `inflight(slot)` returns the number of requests in flight at a slot.
         `outliers`: compares the answers of the endpoints.
@@ -124,14 +125,18 @@ class Ejections:
         return self._outliers.steps(slot) << FAILING_AT
 
     def reason(self, slot: int) -> tuple[str, str]:
-        """Returns why the slot is ejected, has returned, or is failing: the cause in a word, and the evidence; "" for no reason."""
+        """Returns why the slot is ejected, has returned, or is failing: the cause in a word, and the evidence. Both are "" if the slot is
+        none of these.
+        """
         known = self._known.get(slot)
         if known is not None and (known.ejected or known.why):
             return known.cause, known.why
         return self._outliers.reason(slot)
 
     def failing(self) -> dict[int, tuple[str, str, float]]:
-        """Returns slot -> cause, evidence, and share of failed requests beyond the others, of all that are ejected (1) or failing."""
+        """Returns slot -> cause, evidence, and share of failed requests beyond the others, for all endpoints that are ejected (share 1) or
+        failing.
+        """
         out = {slot: (known.cause, known.why, 1.0) for slot, known in self._known.items() if known.ejected}
         outliers = self._outliers
         return {slot: (*outliers.reason(slot), outliers.steps(slot) / STEPS) for slot in self._failing - out.keys()} | out
@@ -155,7 +160,7 @@ class Ejections:
         served, failed = self._outcomes()
         if len(failed) != len(self._failed):
             self._served, self._failed = _fitted(self._served, served), _fitted(self._failed, failed)
-        # Most sweeps see no failure. To compare bytes takes a tenth of the time of comparing arrays.
+        # Most sweeps see no failure. Comparing bytes takes a tenth of the time of comparing arrays.
         if self._points or self._known or failed.tobytes() != self._failed.tobytes():
             yield from self._judge(now, served - self._served, failed - self._failed, pool)
         if self._outliers.due(now):
@@ -171,7 +176,7 @@ class Ejections:
         for slot, tried in self._known.items():
             if tried.on_trial and served[slot] > 0:
                 if slot in self._outliers.accused:
-                    tried.answered_at = now  # the next look says whether the answer has failed
+                    tried.answered_at = now  # the next `look` finds out whether the answer has failed
                     continue
                 self._return(slot, now)
                 yield slot, Step.RETURNED
@@ -233,7 +238,7 @@ class Ejections:
         self.total += 1
 
     def _advance(self, now: float, pool: Mapping[int, Scraped]) -> Iterator[tuple[int, Step]]:
-        """Begins trials, passes a trial that was not used to the next worker, and forgets back-offs that are over."""
+        """Begins trials, passes unused trials to the next worker, and forgets ended back-offs."""
         for slot, known in list(self._known.items()):
             if now < known.until:
                 continue

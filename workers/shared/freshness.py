@@ -6,7 +6,7 @@ from typing import Generic, NamedTuple, TypeVar
 from shm.table import State
 
 FRESH_INTERVALS = 4
-FRESH_S_MIN = 2.0  # more than a loaded server needs for a page; else values would be stale before the next page
+FRESH_S_MIN = 2.0  # longer than a loaded server needs for a page, because otherwise values would be stale before the next page
 SCRAPE_S_MAX = 1.0
 REFUSALS_TO_DOWN = 2
 
@@ -19,16 +19,16 @@ def fresh_for(interval_s: float, threshold_s: float = 0.0) -> float:
 
 
 def believed_for(interval_s: float, fresh_s: float) -> float:
-    """Returns how long readers of the table believe the mark FRESH if nothing renews it, in seconds.
+    """Returns for how many seconds readers of the table trust the mark FRESH without a renewal.
 
-    The supervisor removes the mark after `fresh_s`. If a scrape is under way then or begins at the next turn, it removes the mark when that
-    scrape ends. So readers need this limit only while there is no supervisor.
+    The supervisor removes the mark after `fresh_s`. If a scrape is under way at this time or begins at the next turn, the supervisor
+    removes the mark when the scrape ends. So readers need this limit only while there is no supervisor.
     """
     return fresh_s + 2 * interval_s + SCRAPE_S_MAX
 
 
 class Fresh(NamedTuple):
-    """How long readers of the table believe the mark FRESH, in seconds. `paced`: each endpoint's pages have a pace of their own, so its
+    """For how many seconds readers of the table trust the mark FRESH. `paced`: whether each endpoint's pages have their own pace. If so,
     values are up to date until a page is missing.
     """
 
@@ -65,7 +65,7 @@ class Freshness(Generic[Member]):
         return health
 
     def adopt(self, member: Member, *, scraped: bool, down: bool, now: float) -> Health:
-        """Adds an endpoint from a predecessor. If it was scraped, its values count as fresh until `limit_s` from now."""
+        """Adds an endpoint from a predecessor. If `scraped`, the endpoint's values count as fresh until `limit_s` from now."""
         health = self._members[member] = Health(State.FRESH if scraped else State.UNKNOWN, now)
         health.down = down
         if scraped:
@@ -87,7 +87,7 @@ class Freshness(Generic[Member]):
         return health
 
     def failed(self, member: Member, *, refused: bool, serves: bool = False) -> bool:
-        """Records a failed scrape. Returns whether it brings the endpoint down, or ends its being down.
+        """Records a failed scrape. Returns whether the endpoint is down from now on, or is not down any more.
 
         `refused`, `serves`: whether the endpoint's own address refuses connections, or accepts them.
         """
@@ -98,8 +98,8 @@ class Freshness(Generic[Member]):
         return health.down != was_down
 
     def newly_stale(self, now: float, renewing: Callable[[Member], bool]) -> list[Member]:
-        """Returns the endpoints that have become stale since the last call. `renewing(member)`: whether the first scrape after a good one
-        is under way or not due yet.
+        """Returns the endpoints that have become stale since the last call. `renewing(member)`: whether the first scrape after the last
+        good scrape is under way or not due yet.
         """
         stale: list[Member] = []
         for member in self._fresh:

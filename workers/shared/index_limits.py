@@ -1,11 +1,11 @@
-"""Limits how many blocks each endpoint has in the prefix index: as many as the cache of its server can hold.
+"""Limits the blocks of each endpoint in the prefix index to the number that the cache of its server can hold.
 
-Among its metrics, a server reports for how many tokens its cache has room. Without these metrics, or without `autoTune`, the limit is
-`lruCapacityPerServer`. With `autoTune`, a report of more cached tokens than that raises the limit: the server has further tiers, or its
-metrics say too little. If producers differ in these parameters, each has a tier of its own, with its own limit. An endpoint that has
-entries of a predecessor or a snapshot has no limit until its first scrape ends, because a wrong guess would free good entries.
+The metrics of a server say for how many tokens its cache has room. Without these metrics, or without `autoTune`, the limit is
+`lruCapacityPerServer`. With `autoTune`, a report of more cached tokens than the limit raises the limit: the server has further tiers, or
+its metrics say too little. If producers differ in these parameters, each producer has its own tier, with its own limit. An endpoint that
+has entries of a predecessor or a snapshot has no limit until its first scrape ends, because a wrong guess would free good entries.
 
-What this does not do: free entries (`shm.index_capacity` does, for the index writer).
+This module frees no entries: `shm.index_capacity` does so, for the index writer.
 """
 
 from collections.abc import Iterable, Sequence
@@ -34,7 +34,9 @@ class Limiting(Protocol):
 
 
 def prefix_use(plugins: Iterable[Plugin]) -> PrefixUse | None:
-    """Returns the requirements of all prefix producers; None without any. All use one block size (`epp.config.contracts` checks that)."""
+    """Returns the requirements of all prefix producers, or None without prefix producers. All producers use one block size
+    (`epp.config.contracts` checks that).
+    """
     producers = [plugin for plugin in plugins if isinstance(plugin, CutsPrompts)]
     if not producers:
         return None
@@ -43,23 +45,23 @@ def prefix_use(plugins: Iterable[Plugin]) -> PrefixUse | None:
 
 
 class IndexLimits:
-    """Sets the limits of endpoints in the index writer. Sets each only when it changes."""
+    """Sets the limits of endpoints in the index writer. Sets a limit only when it changes."""
 
     def __init__(self, index: Limiting, use: PrefixUse | None, wanted: Sequence[Column[Any]]) -> None:
         self._index = index
         self._use = use
-        self._sizes: dict[int, int] = {}  # owner -> blocks in the server's cache by its metrics; 0: not known
-        # owner -> blocks in the server's cache, by which its limits were set; 0: not known
+        self._sizes: dict[int, int] = {}  # owner -> blocks in the server's cache by its metrics, or 0 if not known
+        # owner -> blocks in the server's cache at the time when its limits were set, or 0 if not known
         self._limits: dict[int, int] = {}
         numeric = [column.name for column in wanted if column.type is not frozenset]
         tuned = [tier.blocks for tier in use.tiers if tier.auto_tune] if use is not None else []
-        # the highest limit with `autoTune` while the size is not known; 0: no `autoTune`
+        # the highest limit with `autoTune` while the size is not known, or 0 without `autoTune`
         self._configured = max(tuned, default=0)
         self._tokens_at = numeric.index(CACHE_TOKENS.name) if tuned and CACHE_TOKENS.name in numeric else 0
         self._present = 1 << self._tokens_at if tuned and CACHE_TOKENS.name in numeric else 0
 
     def appeared(self, owner: int) -> None:
-        """Sets the configured limit for an endpoint that is new or cannot be scraped. Does nothing if it has a limit already."""
+        """Sets the configured limit for an endpoint that is new or cannot be scraped. Does nothing if the endpoint has a limit already."""
         if self._use is not None and owner not in self._limits:
             self._size(owner, 0)
 
@@ -75,7 +77,7 @@ class IndexLimits:
             self._size(owner, blocks)
 
     def reported(self, owner: int, tokens: int) -> None:
-        """Raises the limit of an endpoint that has reported so many cached tokens for one prompt, if it is lower."""
+        """Raises the limit of an endpoint that has reported `tokens` cached tokens for one prompt, unless the limit is high enough."""
         use = self._use
         if use is None or not self._configured or owner not in self._limits:
             return
@@ -93,7 +95,7 @@ class IndexLimits:
         self._set(owner, blocks)
 
     def _set(self, owner: int, blocks: int) -> None:
-        """Sets the limits of all tiers. `blocks`: the size of the server's cache; 0: not known."""
+        """Sets the limits of all tiers. `blocks`: the size of the server's cache, or 0 if not known."""
         assert self._use is not None
         self._limits[owner] = blocks
         for tier, (auto_tune, lru_capacity) in enumerate(self._use.tiers):

@@ -4,9 +4,9 @@
     worker       document ─ ObjectivesView ─▶ priority of a request; priority -> place of its band
 
 A band's place is a number below `places`. Configured bands and band 0 have fixed places, which all processes compute in the same way.
-Another band gets a place when the first objective with its priority appears, and frees it when the last such objective disappears.
-The freed place goes to another priority only under two conditions: no request waits there, in any worker; and the place has been free for
-REUSE_AFTER_S, which gives every worker time to learn that. A priority without a place has no band: its requests wait in band 0.
+Another band gets a place when the first objective with its priority appears, and frees it when the last such objective disappears. The
+freed place goes to another priority only under two conditions: no request waits at the place in any worker; and the place has been free for
+REUSE_AFTER_S, in which every worker learns that it is free. A priority without a place has no band: its requests wait in band 0.
 
 This module does not create bands or move requests.
 """
@@ -35,7 +35,7 @@ decode = msgspec.msgpack.Decoder(ObjectivesRecord).decode
 
 
 def static_bands(plan: FlowPlan | None) -> Collection[int]:
-    """Returns the priorities of the bands that exist whatever objectives there are. Returns none without flow control."""
+    """Returns the priorities of the bands that exist without any objective. Returns no priorities without flow control."""
     return plan.static() if plan is not None else ()
 
 
@@ -53,7 +53,7 @@ class BandPlaces:
         self._empty = empty
         self._since = now
         self.places = dict(self._fixed)
-        # Free place -> the priority that had it before (None: no priority), and since when the place is free.
+        # Free place -> the priority that had it before or None, and the time since which the place is free.
         self._free: dict[int, tuple[int | None, float]] = dict.fromkeys(range(len(self._fixed), places), (None, now))
         self.waiting: frozenset[int] = frozenset()  # priorities that have no place yet
 
@@ -68,12 +68,12 @@ class BandPlaces:
         self.places, self._free = kept, dict.fromkeys(free, (None, self._since))
 
     def fix(self, static: Collection[int], now: float) -> None:
-        """Sets the bands that always exist, and gives each a place. Other bands keep their places until the next `want`."""
+        """Sets the bands that always exist, and gives a place to each band. Other bands keep their places until the next `want`."""
         self._fixed = dict.fromkeys(static, 0)
         self.want((priority for priority in self.places if priority not in self._fixed), now)
 
     def want(self, priorities: Iterable[int], now: float) -> bool:
-        """Sets the priorities that need a place beside the fixed ones. Returns whether a place has changed.
+        """Sets the priorities that need a place besides the fixed places. Returns whether a place has changed.
 
         Call it again while `waiting` is not empty.
         """
@@ -93,7 +93,9 @@ class BandPlaces:
         return self.places != before
 
     def _place(self, priority: int, now: float) -> int | None:
-        """Returns the place that the priority had before; else the reusable place that has been free longest; None if there is none."""
+        """Returns the place that the priority had before, or else the reusable place that has been free longest, or None if no place is
+        reusable.
+        """
         reusable = None
         for place, (former, since) in self._free.items():
             if former == priority:
@@ -106,12 +108,12 @@ class BandPlaces:
 class ObjectivesView(DocumentView[ObjectivesRecord]):
     """Reads the objectives document in a worker.
 
-    A request that names an objective finds what was published before it. `changed` is called whenever `places` have changed, so that flow
-    control learns it, whoever noticed it first: a request or the worker's heartbeat.
+    A request that names an objective sees all documents that were published before the request. `changed` is called after each change of
+    `places`, which a request or the worker's heartbeat notices, so that flow control learns the change.
     """
 
     def __init__(self, reader: DocumentReader, static: Collection[int], pool: int | None = None) -> None:
-        """`pool`: the number of the pool whose objectives these are; None: of the only one."""
+        """`pool`: the number of the pool with these objectives; None if the picker has one pool."""
         super().__init__(reader, objectives_of(pool), decode, ObjectivesRecord({}, first_places(static)))
         self._words, self._at = reader.version_word(objectives_of(pool))
         self._tried = 0  # the version that a request has tried to read
@@ -120,7 +122,7 @@ class ObjectivesView(DocumentView[ObjectivesRecord]):
         self.changed: Callable[[], object] = lambda: None
 
     def priority(self, objective: str) -> int | None:
-        """Returns the priority of the objective; None if the objective is unknown."""
+        """Returns the priority of the objective, or None if the objective is unknown."""
         version = self._words[self._at]
         # once per version, because a document that another program has overwritten is slow to read
         if version != self._tried:
@@ -129,7 +131,7 @@ class ObjectivesView(DocumentView[ObjectivesRecord]):
         return self._priorities.get(objective)
 
     def look(self) -> bool:
-        """Reads the document if it has changed. Returns whether it had."""
+        """Reads the document if it has changed. Returns whether it has changed."""
         if not super().look():
             return False
         self._priorities, self.places = self.content.priorities, self.content.places
@@ -145,7 +147,7 @@ class Priorities:
         self._unknown = unknown
 
     def of(self, objective: str) -> int:
-        """Returns the priority of the objective with this name; 0 for an unknown one."""
+        """Returns the priority of the objective with this name, or 0 if the objective is unknown."""
         priority = self._priority(objective)
         if priority is None:
             self._unknown()

@@ -1,29 +1,29 @@
-"""Finds endpoints whose answers fail far more often than those of the others, for the same kind of request. Pure code.
+"""Finds endpoints whose answers fail far more often than the answers of other endpoints to the same kind of request. Pure code.
 
     workers ─ counts ─▶ evidence per kind, which fades ─┬─▶ failing: its failed answers count as load (`epp.endpoints.failing`)
                                                         └─▶ outlier: to be ejected (`workers.shared.ejection`)
 
-An answer has failed if its status is 400 or more, or if it is a 200 without a body where tokens were due. A server that answers so at once
-looks idle, and would get most requests. But a client may also send requests that no server can serve. So an endpoint is only compared with
-the others of its pool, and only among requests of one *kind*: the same model, path and flow. Over all kinds, the excess of its failed
+An answer has failed if its status is 400 or more, or if it is a 200 without a body where tokens were due. A server that fails requests at
+once looks idle, and would get most requests. But a client may also send requests that no server can serve. So an endpoint is only compared
+with the others of its pool, and only among requests of one *kind*: the same model, path and flow. Over all kinds, the excess of its failed
 answers is divided by its standard deviation under the hypothesis that failures are spread at random over the endpoints (N. Mantel and W.
-Haenszel,
-"Statistical aspects of the analysis of data from retrospective studies of disease", 1959, with their correction of a half):
+Haenszel, "Statistical aspects of the analysis of data from retrospective studies of disease", 1959, with their correction of a half):
 
     z = (sum of failed - expected - 1/2) / root of the sum of variances       n of T answers of the kind, M of which failed:
     expected = n * M / T        variance = n * (T - n) * M * (T - M) / (T * T * (T - 1))
 
-A kind that only one endpoint gets adds nothing. Neither does a client whose requests fail wherever they go, if it has a flow of its own.
+A kind that only one endpoint gets adds nothing. Nor does a client with its own flow, if its requests fail at every endpoint.
 
     failing     z >= Z_FAILING
     outlier     z >= Z_OUTLIER, at least half of all its answers fail, and at most half as many succeed as with the others. The
                 limits are high, because the evidence is read ten times per second
-    sole        it gets all requests of the pool for SOLE_S, as when it alone holds their prefixes, and fails nearly all of them: an
+    sole        it gets all requests of the pool for SOLE_S, because it alone holds their prefixes, and fails nearly all of them: an
                 outlier, too, since nobody is served anyway. Where its requests go then tells whether it was the server
 
-A client without a flow of its own, all of whose requests go to one endpoint, looks like a fault of that endpoint. Then its failures
-move on to others as soon as the endpoint is ejected. The same test, on the answers of the others before and since, tells that: the
-endpoint is innocent, and for BLAMED_S these kinds eject none. The same happens if an endpoint sheds load because all are full.
+If a client has no flow of its own, and all its bad requests go to one endpoint, they look like a fault of this endpoint. After the ejection
+of the endpoint, the client's failures move on to other endpoints. The same test compares the answers of the other endpoints before and
+after the ejection, and finds this out. Then the endpoint is innocent, and for BLAMED_S these kinds of requests eject no endpoint. The same
+happens if an endpoint sheds load because all endpoints are full.
 
 Counts fade with HALF_LIFE_S. Workers count good answers only while there is evidence. So a pool without failures costs nothing.
 """
@@ -39,24 +39,24 @@ from shm.answers import FAILED, SENT, AnswersReader
 
 OUTCOMES: Final = ("sent", "400", "404", "429", "other 4xx", "5xx", "empty answers")
 CLIENT_ERROR, SERVER_ERROR, EMPTY = 4, 5, 6
-KINDS: Final = 8  # that a worker tells apart; all further ones are one kind
+KINDS: Final = 8  # the number of kinds that a worker tells apart; all further kinds count as one kind
 OTHERS: Final = 1  # the number of that kind
 LOOK_S: Final = 0.1
 HALF_LIFE_S: Final = 30.0
-LITTLE: Final = 0.5  # failed answers; evidence with less is dropped
-KINDS_MAX: Final = 256  # of which evidence is kept
-FAILED_MIN: Final = 5.0  # failed answers of an endpoint that say something
-PROBATION: Final = 10.0  # requests: as so many, those before its ejection count for an endpoint that has returned
+LITTLE: Final = 0.5  # evidence with fewer failed answers is dropped
+KINDS_MAX: Final = 256  # the number of kinds with kept evidence
+FAILED_MIN: Final = 5.0  # fewer failed answers of an endpoint say nothing
+PROBATION: Final = 10.0  # for an endpoint that has returned, the requests before its ejection count as this many requests
 Z_FAILING: Final = 3.0
 Z_OUTLIER: Final = 5.0
 Z_MOVED: Final = 3.0
-SHARE_MIN: Final = 0.5  # of an outlier's answers fail
+SHARE_MIN: Final = 0.5  # the least share of an outlier's answers that fail
 SOLE_S: Final = 0.5
-SOLE_MIN: Final = 10.0  # answers of a sole endpoint that say something
-SOLE_SHARE_MIN: Final = 0.95  # of its answers fail
-SUCCESS_MAX: Final = 0.5  # an outlier's part of the share of the others' answers that succeed
+SOLE_MIN: Final = 10.0  # fewer answers of a sole endpoint say nothing
+SOLE_SHARE_MIN: Final = 0.95  # the least share of a sole endpoint's answers that fail
+SUCCESS_MAX: Final = 0.5  # an outlier's share of successful answers is at most this part of the others' share
 BLAMED_S: Final = 60.0
-STEPS: Final = 15  # in which shares of failed answers are published
+STEPS: Final = 15  # the number of steps in which shares of failed answers are published
 STEPS_MIN: Final = 2
 
 Floats = npt.NDArray[np.float64]
@@ -65,7 +65,7 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(slots=True)
 class Evidence:
-    """The requests of one kind: SENT and FAILED per slot, faded. `blamed_until`: how long their clients are blamed."""
+    """The requests of one kind: SENT and FAILED per slot, faded. `blamed_until`: the time until which their clients are blamed."""
 
     counts: Floats
     blamed_until: float = 0.0
@@ -75,9 +75,9 @@ class Evidence:
 class Accused:
     """An endpoint that was ejected as an outlier.
 
-    `kinds`: kind -> the requests of all others, shape (2, 2): [SENT or FAILED, before or since]. If the others had none before, it is
-    assumed that they would have served those of the endpoint. `own`: kind -> its own, SENT and FAILED,
-    and `outcomes`: all of its own, when it was ejected. `failed`: its failed answers since its trial began. `innocent`: whether its
+    `kinds`: kind -> the requests of all others, shape (2, 2): [SENT or FAILED, before or since]. If the others had no requests before, the
+    code assumes that they would have served the endpoint's requests. `own`: kind -> the endpoint's own requests, SENT and FAILED, at its
+    ejection. `outcomes`: all its own requests at its ejection. `failed`: its failed answers since its trial began. `innocent`: whether its
     failures have moved on to others.
     """
 
@@ -91,8 +91,8 @@ class Accused:
 class Outliers:
     """Judges the answers of all endpoints. Identifies endpoints by their slots.
 
-    `accused`: the endpoints that were ejected as outliers, and have not returned. `changed`: the slots for which `steps` has changed; the
-    reader clears it.
+    `accused`: the endpoints that were ejected as outliers and have not returned. `changed`: the slots for which `steps` has changed; the
+    reader clears this set.
     """
 
     def __init__(self, answers: AnswersReader) -> None:
@@ -103,22 +103,25 @@ class Outliers:
         self._before = answers.counts()
         self._slots = self._before.outcomes.shape[1]
         self._kinds: dict[int, Evidence] = {}
-        self._outcomes: Floats = np.zeros(self._before.outcomes.shape)  # of all kinds together, faded
-        # failed answers per slot, faded, without those from before an ejection
+        self._outcomes: Floats = np.zeros(self._before.outcomes.shape)  # the outcomes of all kinds together, faded
+        # failed answers per slot, faded, since the slot's last ejection
         self._fresh: Floats = np.zeros(self._slots)
         self.accused: dict[int, Accused] = {}
         self._steps: dict[int, int] = {}
-        self._reasons: dict[int, tuple[str, str]] = {}  # of the slots that are failing: cause and evidence
+        self._reasons: dict[int, tuple[str, str]] = {}  # cause and evidence of the slots that are failing
         self._due = self._at = 0.0
         self._watching_since = 0.0
         self.changed: set[int] = set()
 
     def steps(self, slot: int) -> int:
-        """Returns which share of its answers a failing endpoint fails, beyond the share of the others, in parts of STEPS; 0: none."""
+        """Returns by how many of STEPS steps a failing endpoint's share of failed answers exceeds the share of the others; 0 if it is not
+        failing.
+        """
         return self._steps.get(slot, 0)
 
     def reason(self, slot: int) -> tuple[str, str]:
-        """Returns why a slot is failing: the cause of most of its failed answers, and the evidence; "" if it is not failing."""
+        """Returns why a slot is failing: the cause of most of its failed answers, and the evidence. Both are "" if the slot is not failing.
+        """
         return self._reasons.get(slot, ("", "")) if slot in self._steps else ("", "")
 
     def forget(self, slot: int) -> None:
@@ -131,7 +134,7 @@ class Outliers:
         return now >= self._due
 
     def look(self, now: float, used: Callable[[], Iterable[Sequence[int]]]) -> list[tuple[int, str, str]]:
-        """Takes what was counted since the last look. Returns the outliers, the worst first: slot, cause, and the evidence in words.
+        """Reads the counts since the last look. Returns the outliers, the worst first: slot, cause, and the evidence in words.
 
         `used`: returns the slots of the endpoints that get requests, for each pool, in order.
         """
@@ -151,7 +154,7 @@ class Outliers:
         return found
 
     def accuse(self, slot: int) -> None:
-        """Takes that an outlier was ejected. From now on, the answers of the others say whether it is innocent."""
+        """Notes that an outlier was ejected. From now on, the answers of the others say whether the outlier is innocent."""
         kinds, own = {}, {}
         for kind, evidence in self._kinds.items():
             if evidence.counts[FAILED, slot] > 0.0:
@@ -164,7 +167,7 @@ class Outliers:
         self._watch(True)
 
     def acquit(self, slot: int) -> None:
-        """Takes that an endpoint returns. Unless it is innocent, it is on probation: a part of the evidence stays."""
+        """Notes that an endpoint returns. Unless the endpoint is innocent, it is on probation: a part of the evidence stays."""
         accused = self.accused.pop(slot, None)
         if accused is None or accused.innocent:
             return
@@ -201,7 +204,7 @@ class Outliers:
             kind, answers = int(counts.kinds[row, place]), counts.answers[row, :, place]
             grown = answers - before.answers[row, :, place]
             if kind == before.kinds[row, place] and not (grown < 0).any():
-                answers = grown  # otherwise the place was given away, and its counts have begun anew
+                answers = grown  # otherwise another kind got the place, and its counts have begun anew
             if answers.any():
                 self._add(kind, answers)
         needed = {kind for accused in self.accused.values() for kind in accused.own}
@@ -262,7 +265,7 @@ class Outliers:
         return found
 
     def _reason(self, slot: int, own: float, others: float | None, answered: float) -> tuple[str, str]:
-        """Returns cause and evidence. `others`: the failed share of the others; None: they got no requests."""
+        """Returns cause and evidence. `others`: the failed share of the others; None if they got no requests."""
         cause = OUTCOMES[1 + int(self._outcomes[1:, slot].argmax())]
         compared = "no other got a request" if others is None else f"{others:.0%} of those of the others"
         return cause, f"{own:.0%} of its last {answered:.0f} answers failed (most: {cause}), and {compared}"
@@ -278,10 +281,10 @@ class Outliers:
 
 
 def excess(counts: Floats) -> Floats:
-    """Returns z for each of the groups that are compared. `counts`: requests and failed answers, shape (kinds, 2, groups)."""
+    """Returns z for each of the compared groups. `counts`: requests and failed answers, shape (kinds, 2, groups)."""
     each, failed = counts[:, SENT], counts[:, FAILED]
     total, wrong = each.sum(axis=1, keepdims=True), failed.sum(axis=1, keepdims=True)
-    says = total >= 2.0  # fewer requests, faded, say nothing
+    says = total >= 2.0  # fewer faded requests say nothing
     total = np.where(says, total, 2.0)
     above: Floats = ((failed - each * wrong / total) * says).sum(axis=0) - 0.5
     variance = each * (total - each) * wrong * (total - wrong) / (total * total * (total - 1.0)) * says
@@ -290,7 +293,9 @@ def excess(counts: Floats) -> Floats:
 
 
 def worse_than_others(counts: Floats) -> npt.NDArray[np.bool_]:
-    """Returns for each group whether at most SUCCESS_MAX times as many of its requests succeed as of the others, for the same kinds."""
+    """Returns for each group whether its share of successful requests is at most SUCCESS_MAX times the share of the others, for the same
+    kinds.
+    """
     each, failed = counts[:, SENT], counts[:, FAILED]
     others = each.sum(axis=1, keepdims=True) - each
     compared = each * (others > 0.0)

@@ -1,15 +1,16 @@
-"""Knows which pool's plugin has ended a worker, and which pools are out of service because of that.
+"""Finds out which pool's plugin has ended a worker, and which pools are therefore out of service.
 
-With several pools, a worker publishes in its area for which pool it runs a decision (`RUNNING`), and during a call of a foreign plugin,
-which one. It also publishes which pool it loads (`LOADING`). If the worker crashes, or hangs until the parent kills it, the parent reads
-both:
+With several pools, a worker publishes in its area for which pool it runs a decision (`RUNNING`), and during a call of a foreign plugin, the
+plugin. The worker also publishes which pool it loads (`LOADING`). If the worker crashes, or hangs until the parent kills it, the parent
+reads both:
 
     the first time             the log names the pool, and the plugin if one ran
     again within MEMORY_S      the pool is out of service: its requests get 503, until its configuration changes
 
 Crashes with the same request count once, because this request may be the cause (`workers.shared.query_of_death`).
 
-A crash between two calls of plugins is not noticed: in a thread or a task that a plugin has started, and in policies of flow control.
+This module does not notice crashes between two calls of plugins, such as in a thread or a task that a plugin has started, or in policies of
+flow control.
 """
 
 import zlib
@@ -23,22 +24,22 @@ RUNNING: Final = "running_pool"  # a gauge in a worker's area: `word_of`; it kee
 LOADING: Final = "loading_pool"  # a gauge in a worker's area: the number of the pool + 1, or 0
 CRASHES: Final = 2
 MEMORY_S: Final = 600.0
-PLUGIN_AT: Final = 32  # bits of `word_of` below that of the plugin
+PLUGIN_AT: Final = 32  # the lowest bit of the plugin's mark in `word_of`
 MARK_MAX: Final = (1 << 30) - 1
 
 
 def mark_of(plugin: str) -> int:
-    """Returns a number that stands for a plugin, by its name. It is never 0."""
+    """Returns a number that stands for the name of a plugin. The number is never 0."""
     return zlib.crc32(plugin.encode()) & MARK_MAX or 1
 
 
 def named(mark: int, plugins: Iterable[str]) -> str:
-    """Returns which of these plugins the number stands for; "" if it is none of them."""
+    """Returns the name of the plugin that the number stands for, or "" if it is none of `plugins`."""
     return next((name for name in plugins if mark and mark_of(name) == mark), "")
 
 
 def word_of(pool: int, plugin: str = "") -> int:
-    """Returns the word that says that a pool's decision runs, or a call of one of its plugins."""
+    """Returns the word for a running decision of a pool, or for a running call of one of its plugins."""
     return (mark_of(plugin) if plugin else 0) << PLUGIN_AT | (pool + 1)
 
 
@@ -64,14 +65,14 @@ def marking(running: memoryview, pool: int) -> Wrap:
 
 
 class Culprit(NamedTuple):
-    """What a worker did when it ended. `pool`: its number. `mark`: that of the plugin that ran; 0: not known."""
+    """The work of a worker at its end. `pool`: the number of the pool. `mark`: the mark of the running plugin, or 0 if not known."""
 
     pool: int
     mark: int = 0
 
 
 def culprit(deciding: int, running: int, loading: int) -> Culprit | None:
-    """Returns what a worker did when it ended, by the words of its area; None if it was nothing for a pool."""
+    """Returns the work of a worker at its end, from the words of its area. Returns None if the worker did not work for a pool."""
     pool, mark = running & (1 << PLUGIN_AT) - 1, running >> PLUGIN_AT
     if pool and (deciding or mark):
         return Culprit(pool - 1, mark)
@@ -87,18 +88,19 @@ class _Crash(NamedTuple):
 class PoolCrashes:
     """The parent's side: counts the crashes of each pool, and says which pools are out of service.
 
-    `table`: a word that changes with the others, and an int64 per pool, which only this object writes.
+    `table`: a word that grows with each change, then an int64 per pool. Only this object writes the table.
     """
 
     def __init__(self, table: memoryview) -> None:
         self._table = table
         self._crashes: dict[int, list[_Crash]] = {}
-        self.seen: dict[int, str] = {}  # the pools that have ended a worker -> their names then
+        self.seen: dict[int, str] = {}  # the pools that have ended a worker -> their names at that time
 
     def crashed(self, found: Culprit, name: str, number: int, request: int, now: float) -> bool:
         """Counts a crash. Returns whether the pool is taken out of service. Times are monotonic seconds.
 
-        `name`: that of the pool. `number`: of its configuration. `request`: the fingerprint of the request; 0: there was none.
+        `name`: the name of the pool. `number`: the number of its configuration. `request`: the fingerprint of the request, or 0 without a
+        request.
         """
         before = [
             crash
@@ -124,7 +126,7 @@ class PoolCrashes:
 
 
 class OutOfService:
-    """The side of workers and supervisor: knows which pools are out of service. `changes` grows when others are."""
+    """The side of workers and supervisor: knows which pools are out of service. `changes` grows with each change."""
 
     def __init__(self, table: memoryview) -> None:
         self._table = table
@@ -134,7 +136,7 @@ class OutOfService:
         return int(self._table[0])
 
     def of(self, pool: int, number: int) -> Culprit | None:
-        """Returns why a pool is out of service; None if it is in service. `number`: of its configuration in force."""
+        """Returns why a pool is out of service, or None if it is in service. `number`: the number of its configuration in force."""
         word = self._table[1 + pool] if self._table[0] else 0
         if not word or word >> PLUGIN_AT != number:
             return None

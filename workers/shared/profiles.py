@@ -1,12 +1,13 @@
-"""CPU profiles of workers: how the supervisor asks for one, and how the worker answers.
+"""CPU profiles of workers: how the supervisor asks for a profile, and how the worker answers.
 
     supervisor  writes a question into its area and wakes the worker through its eventfd
     worker      samples its stack for the asked time (`workers.worker.profiler`), publishes the profile as its document, and then
                 copies the question into its area as the answered one
     supervisor  reads the document
 
-Only one profile is made at a time. Until it is answered or has failed, further questions are refused. A worker that is not asked does
-nothing. A question is one word, so that no process reads half of it. It holds the time of the question, the worker, and the seconds.
+Only one profile is made at a time. Until this profile has arrived or failed, the supervisor refuses further questions. A worker that is not
+asked does nothing. A question is one word, so that no process reads half of it. It holds the time of the question, the worker, and the
+seconds.
 """
 
 import zlib
@@ -22,12 +23,12 @@ from shm.documents import DocumentReader, DocumentSchema, DocumentWriter
 ASKED: Final = "profile_asked"
 ANSWERED: Final = "profile_answered"
 SCALARS: Final = (ASKED, ANSWERED)
-# The limit of a compressed profile. From a longer one, the stacks with the fewest samples are left out.
+# The limit of a compressed profile. A longer profile loses the stacks with the fewest samples.
 DOCUMENT_BYTES: Final = 32 << 10
 SECONDS_MAX: Final = 60
 HERTZ: Final = 100  # samples per second of CPU time, as in Go's profiles
-LATE_S: Final = 2.0  # a worker ignores a question that is older, because the supervisor has given it up
-GRACE_S: Final = 5.0  # the time that a worker has to begin and to publish, beside the profile's seconds
+LATE_S: Final = 2.0  # a worker ignores an older question, because the supervisor has given it up
+GRACE_S: Final = 5.0  # the time that a worker has to begin and to publish, besides the profile's seconds
 _SECONDS_BITS: Final = 8
 _WORKER_BITS: Final = 12
 
@@ -43,7 +44,7 @@ class Function(NamedTuple):
 class Profile(msgspec.Struct, frozen=True):
     """The samples of one worker.
 
-    `stacks`: pairs of a stack and its number of samples. A stack has indices into `functions`, that of the outermost function first.
+    `stacks`: pairs of a stack and its number of samples. A stack has indices into `functions`, with the outermost function first.
     `left_out`: the number of samples whose stacks did not fit into the document.
     """
 
@@ -57,7 +58,7 @@ class Profile(msgspec.Struct, frozen=True):
 class Question(NamedTuple):
     """A question for a profile. `asked_ms`: milliseconds of the monotonic clock, which all processes share.
 
-    `worker`: its number, from 0.
+    `worker`: the number of the worker, from 0.
     """
 
     asked_ms: int
@@ -76,7 +77,7 @@ class Question(NamedTuple):
 
 
 class Busy(Exception):
-    """Raised while another profile is under way. `seconds`: how long that may still take, at most."""
+    """Raised while another profile is under way. `seconds`: the longest time that this profile may still take."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(f"a profile is under way, for {seconds:.0f} s at most")
@@ -84,7 +85,7 @@ class Busy(Exception):
 
 
 class NotServing(Exception):
-    """Raised for a worker that does not serve. The text names the workers that do."""
+    """Raised for a worker that does not serve. The text names the workers that serve."""
 
 
 _encoder: Final = msgspec.msgpack.Encoder()
@@ -97,7 +98,7 @@ def schema(workers: int) -> DocumentSchema:
 
 
 def packed(profile: Profile) -> bytes:
-    """Encodes a profile as a document. While it is too long, drops the half of its stacks that has the fewest samples."""
+    """Encodes a profile as a document. While the profile is too long, drops the half of its stacks that has the fewest samples."""
     while len(data := zlib.compress(_encoder.encode(profile))) > DOCUMENT_BYTES:
         often_first = sorted(profile.stacks, key=lambda stack: -stack[1])
         kept, dropped = often_first[: len(often_first) // 2], often_first[len(often_first) // 2 :]
@@ -146,7 +147,7 @@ class ProfileAsking:
         return question
 
     def answer(self, question: Question) -> Profile | None:
-        """Returns the profile if it has arrived, else None. Raises TimeoutError when it is overdue."""
+        """Returns the profile if it has arrived, else None. Raises TimeoutError if the profile is overdue."""
         if self.areas.scalars(ANSWERED)[1 + question.worker] == question.word:
             document = self.documents.read(question.worker)
             if document is not None:
@@ -159,7 +160,7 @@ class ProfileAsking:
 
 @dataclass(slots=True)
 class ProfileAnswering:
-    """A worker's side: finds out whether the worker is asked, and publishes its answer."""
+    """A worker's side: finds out whether the supervisor has asked this worker, and publishes the answer."""
 
     areas: Areas
     area: Area
@@ -168,7 +169,7 @@ class ProfileAnswering:
     now: Callable[[], float]
 
     def question(self) -> Question | None:
-        """Returns the question that this worker has to answer; None if there is none."""
+        """Returns the question that this worker must answer, or None without a question."""
         word = self.areas.scalars(ASKED)[SUPERVISOR_AREA]
         question = Question.of(word)
         if (

@@ -6,12 +6,13 @@ crashes, or hangs until the parent kills it, the parent reads the last fingerpri
     the first time           watch the fingerprint for MEMORY_S, because the client's retry may reach any worker
     again while watched      list the fingerprint for LISTED_S: every worker answers 400 to a request with it
 
-A request that damages memory may crash a worker later, while it decides another request: most likely one that comes often. So workers count
-in their areas how often they began to decide a watched request. A request that was decided HARMLESS times since its crash is not listed.
+A request that damages memory may crash a worker later, while the worker decides another request, most likely a frequent one. So workers
+count in their areas how often they began to decide a watched request. A request that was decided HARMLESS times since its crash is not
+listed.
 
-The table of fingerprints is bounded, in memory that the parent writes and all children inherit. A SIGKILL that the parent did not send does
-not count, because the request need not be its cause. A fingerprint is the XXH3 hash of the whole body, the path, and the headers that the
-picker reads. The seed is secret, so that no client can make a request with the fingerprint of another's.
+The table of fingerprints is bounded, in memory that the parent writes and all children inherit. The parent ignores a SIGKILL that it did
+not send, because the request need not be the cause. A fingerprint is the XXH3 hash of the whole body, the path, and the headers that the
+picker reads. The seed is secret, so that no client can make a request with the fingerprint of another client's request.
 
 This module does not notice a crash before the body is complete, or after the decision.
 """
@@ -31,7 +32,7 @@ DECIDING: Final = "deciding"  # a gauge in a worker's area
 PLACES: Final = 32
 # gauges in a worker's area, one per place of the table
 TRIED: Final = tuple(f"tried_{place}" for place in range(PLACES))
-# how many places are used, then the fingerprint in each place: negative if it is listed, 0 if it is free
+# the number of used places, then the fingerprint in each place: negative if the fingerprint is listed, 0 if the place is free
 WORDS: Final = 1 + PLACES
 MEMORY_S: Final = 600.0
 LISTED_S: Final = 600.0
@@ -45,15 +46,15 @@ CRASHES: Final = frozenset(
 
 
 def crashed(code: int) -> bool:
-    """Whether a child that ended with this code crashed by itself. `code`: the result of `os.waitstatus_to_exitcode`."""
+    """Returns whether a child that ended with this code crashed by itself. `code`: the result of `os.waitstatus_to_exitcode`."""
     return code in CRASHES or (code > 0 and code not in INTENDED)
 
 
 class Suspect:
-    """Remembers a request that a worker was deciding when it ended. Times are monotonic seconds.
+    """Remembers a request that a worker was deciding when the worker ended. Times are monotonic seconds.
 
-    `place`: of its fingerprint in the table. `at`: when a worker last ended. `until`: the end of its listing; 0: it is watched only.
-    `before`: how often each area had counted this place at `at`.
+    `place`: the place of its fingerprint in the table. `at`: when a worker last ended. `until`: the end of its listing, or 0 if the request
+    is only watched. `before`: the count of this place in each area at the time `at`.
     """
 
     __slots__ = ("at", "before", "place", "until")
@@ -75,7 +76,7 @@ class Suspects:
         self._known: dict[int, Suspect] = {}  # by fingerprint, the oldest end of a worker first
 
     def ended(self, fingerprint: int, now: float) -> bool:
-        """Records that a worker ended while it was deciding this request. Returns whether the request is listed now."""
+        """Records that a worker ended while it was deciding this request. Returns whether the request is listed from now on."""
         suspect = self._known.pop(fingerprint, None)
         again = suspect is not None and now - suspect.at <= MEMORY_S and self._decided(suspect) < HARMLESS
         if suspect is None:
@@ -100,12 +101,12 @@ class Suspects:
             self._publish()
 
     def _decided(self, suspect: Suspect) -> int:
-        """Returns how often workers began to decide the request since it last ended one. A new worker counts from 0."""
+        """Returns how often workers have begun to decide the request since it last ended a worker. A new worker counts from 0."""
         counts = zip(self._scalars(TRIED[suspect.place]), suspect.before, strict=False)
         return sum(now - before if now >= before else now for now, before in counts)
 
     def _room(self) -> int:
-        """Returns a free place. If there is none, forgets the request that is watched longest, or listed longest."""
+        """Returns a free place. If no place is free, forgets the request that has been watched longest, or else listed longest."""
         if len(self._known) < PLACES:
             taken = {suspect.place for suspect in self._known.values()}
             return next(place for place in range(PLACES) if place not in taken)
@@ -124,9 +125,9 @@ class Suspects:
 
 
 class Deciding:
-    """A worker's side. `word`: the fingerprint of the request that is decided now; 0 between requests.
+    """A worker's side. `word`: the fingerprint of the request that the worker is deciding, or 0 between requests.
 
-    When code continues with a request that has waited, it must call `again`, and clear `word` afterwards.
+    Code that continues with a request that has waited must call `again`, and clear `word` afterwards.
     """
 
     __slots__ = ("_headers", "_own", "_refused", "_running", "_seed", "_table", "_tried", "word")
@@ -143,10 +144,10 @@ class Deciding:
         running: memoryview | None = None,
         own: int = 0,
     ) -> None:
-        """`word`, `tried`: one int64, and `PLACES` of them, in this worker's area. `table`: the parent's words.
+        """`word`, `tried`: one int64, and `PLACES` int64, in this worker's area. `table`: the parent's words.
 
-        `seed`: a secret. `headers`: the names of the headers that plugins read. `refused` is called for each refused request.
-        `running`: the word that says which pool decides; None: there is only one pool. `own`: its value for this pool
+        `seed`: a secret. `headers`: the names of the headers that plugins read. `refused` is called for each refused request. `running`:
+        the word that says which pool decides; None if the picker has one pool. `own`: the value of this word for this pool
         (`workers.shared.pool_crashes`).
         """
         self.word = word
@@ -159,7 +160,7 @@ class Deciding:
         self._refused = refused
 
     def hashing(self) -> xxh3_64:
-        """Returns a hash to which the pieces of one body are added in order; its `intdigest()` is that of `digest`."""
+        """Returns a hash object for the pieces of one body, to be added in order. Its `intdigest()` equals `digest` of the whole body."""
         return xxh3_64(seed=self._seed)
 
     def digest(self, body: bytes | memoryview) -> int:
@@ -167,16 +168,16 @@ class Deciding:
         return xxh3_64_intdigest(body, self._seed)
 
     def begin(self, request: Request, digest: int, marked: bool) -> int:
-        """Publishes and returns the fingerprint of the request that is decided next. Raises Refused if the request is listed.
+        """Publishes and returns the fingerprint of the next request to decide. Raises Refused if the request is listed.
 
-        `digest`: of its body. `marked`: whether it may have one of OWN_HEADERS.
+        `digest`: the digest of its body. `marked`: whether the request may have one of OWN_HEADERS.
         """
         read, names = request.path, self._headers
         if marked or names:
             headers = request.headers
             names = names + OWN_HEADERS if marked else names
             read = "\0".join([read, *[headers.get(name, "") for name in names]])
-        # The compiler has a fast way for `encode()`, which refuses surrogates.
+        # Compiled code is fast with `encode()`, which refuses surrogates.
         words = read.encode() if read.isascii() else read.encode("utf-8", "surrogatepass")
         suspect = ((digest ^ xxh3_64_intdigest(words, self._seed)) >> 1) or 1
         self.again(suspect)
@@ -185,13 +186,13 @@ class Deciding:
         return suspect
 
     def again(self, suspect: int) -> None:
-        """Publishes the fingerprint of a request that is decided further."""
+        """Publishes the fingerprint of a request whose decision continues."""
         self.word[0] = suspect
         if self._running is not None:
             self._running[0] = self._own
 
     def _suspected(self, suspect: int) -> None:
-        """Counts a request that is watched, and refuses one that is listed."""
+        """Counts a watched request, and refuses a listed one."""
         for place, word in enumerate(self._table[1:WORDS].tolist()):
             if word == suspect:
                 self._tried[place] += 1

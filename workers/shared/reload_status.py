@@ -1,6 +1,6 @@
 """The state of configuration reloads: the parent publishes it, and pages and commands read it.
 
-Each of several pools has a document of its own, and the last one is about the list of pools.
+If the picker has several pools, each pool has its own document, and the last document is about the list of pools.
 """
 
 from typing import Final
@@ -12,17 +12,17 @@ from shm.documents import DocumentReader, DocumentSchema
 
 STATUS_BYTES: Final = 64 << 10
 TEXT_MAX: Final = 16 << 10
-POOL_STATUS_BYTES: Final = 5 << 10  # of one of several pools
+POOL_STATUS_BYTES: Final = 5 << 10  # the size of the document of one of several pools
 POOL_TEXT_MAX: Final = 1 << 10
 
 
 def schema(pools: int | None) -> DocumentSchema:
-    """Returns the schema of the documents. `pools`: the number of places for pools; None: there is only one pool, and no list."""
+    """Returns the schema of the documents. `pools`: the number of places for pools; None if the picker has one pool."""
     return DocumentSchema((*[POOL_STATUS_BYTES] * (pools or 0), STATUS_BYTES))
 
 
 class TryoutStatus(msgspec.Struct, frozen=True, array_like=True):
-    """The candidate that is tried beside the configuration in force, and the counts since its first request.
+    """The candidate beside the configuration in force, and the counts since the candidate's first request.
 
     `in_force`, `candidate`: the counts of each configuration. `agreed`, `differed`, `failed`: numbers of shadow decisions.
     """
@@ -42,10 +42,10 @@ class TryoutStatus(msgspec.Struct, frozen=True, array_like=True):
 class ReloadStatus(msgspec.Struct, frozen=True, array_like=True):
     """The configuration in force, and the last attempt to change it. Times are in seconds since the epoch.
 
-    `finished`: how many attempts have ended. `busy`: whether an attempt is under way. `text`: the findings of the last attempt.
-    `tryout`: the candidate that is tried; None without one. Trying, promoting and rolling back a candidate count as attempts, too.
-    `answered`: how many attempts that somebody has asked for have ended. `owed`: whether one of these is under way.
-    `text_of_pools`: whether `text` has a line for each pool: that of the list of pools, after all of them were reloaded.
+    `finished`: how many attempts have ended. `busy`: whether an attempt is under way. `text`: the findings of the last attempt. `tryout`:
+    the candidate and its counts, or None. Trying, promoting and rolling back a candidate count as attempts, too. `answered`: how many
+    attempts by command have ended. `owed`: whether an attempt by command is under way. `text_of_pools`: whether `text` has a line for each
+    pool. The list of pools has such a text after a reload of all pools.
     """
 
     generation: int
@@ -68,9 +68,9 @@ _decode = msgspec.msgpack.Decoder(ReloadStatus).decode
 
 
 def read(reader: DocumentReader, key: int = 0) -> ReloadStatus | None:
-    """Returns the present status; None if there is none yet, or if it was written by another version of this program.
+    """Returns the present status. Returns None if there is no status yet, or if another version of this program wrote it.
 
-    `key`: the number of a pool, or that of the list of pools.
+    `key`: the number of a pool, or the key of the list of pools.
     """
     found = reader.read(key)
     if found is None:

@@ -1,15 +1,16 @@
-"""Decides when the metrics page of a server is asked for next. Pure code: every result depends only on the calls and their `now`.
+"""Decides when the supervisor next asks for the metrics page of a server. Pure code: every result depends only on the calls and their
+`now`.
 
-    cost    the shortest time from a request to the last byte of its page that was seen; it may rise by 1 % per page
+    cost    the shortest time so far from a request to the last byte of its page; the cost may rise by 1 % per page
     gap     cost / budget, at least the scrape interval, and at most LONGEST_S
     rest    a server without requests is asked once in LONGEST_S
     doubt   if the requests at a server differ from the account, others send there, too: it does not rest for the next DOUBT_S
     spare   if another replica of the picker has read the page, the next one is due later here than there, and at each replica at another
             time: so the same replica reads the next page, and another one does if that page does not come
 
-The account: from page to page, the requests at a server change by as many as the picker has sent there or seen end.
+The account: from page to page, the number of requests at a server changes by the requests that the picker has sent or has seen end.
 
-A page that is asked for before its gap is over (`hasten`) delays the following ones, so the mean stays within the budget. After a page of
+A page that is asked for before its gap is over (`hasten`) delays the following pages, so the mean stays within the budget. After a page of
 another replica, the gap begins anew. Without a budget, a page is due at every turn, and only its cost is learned.
 """
 
@@ -18,17 +19,17 @@ from typing import Final, NamedTuple
 LONGEST_S: Final = 2.0
 DEARER: Final = 1.01
 DOUBT_S: Final = 30.0
-# Each page may show so much more or less, because requests are on their way, or the picker has not seen their end yet.
+# Pages may differ from the account by this much, because requests are on their way, or the picker has not seen their end yet.
 ON_THE_WAY: Final = 0.5
-ON_THE_WAY_SHARE: Final = 0.1  # of those in flight
-SPARE_INTERVALS: Final = 2  # replicas take their turns at different times, and a page takes time until all have it
-SPARE_SHARE: Final = 0.125  # of the gap, for pages that take long; and at most as much again, by chance
+ON_THE_WAY_SHARE: Final = 0.1  # of the requests in flight
+SPARE_INTERVALS: Final = 2  # replicas take their turns at different times, and a page takes time to reach all of them
+SPARE_SHARE: Final = 0.125  # share of the gap, for slow pages; a random time of at most the same length is added
 
 
 class Pacing(NamedTuple):
-    """How often the pages of a data source may be read: once per interval, and with a budget not more often than that allows.
+    """How often the pages of a data source may be read: once per interval, and at most as often as the budget allows.
 
-    `budget`: the share of a server's time that its pages may take, above 0; None: a page is due at every turn.
+    `budget`: the share of a server's time that its pages may take, above 0; None if a page is due at every turn.
     """
 
     interval_s: float
@@ -36,10 +37,10 @@ class Pacing(NamedTuple):
 
 
 class Pace:
-    """The pace of one server's pages. `cost_s`: what a page costs the server; 0: not known. `rests`: whether the server has no requests, so
-    that its budget is saved; never without a budget.
+    """The pace of one server's pages. `cost_s`: the cost of a page for the server, or 0 if not known. `rests`: whether the server has no
+    requests, so that its budget is saved. Without a budget, no server rests.
 
-    `spare_s`: how much later a page is due because another replica has read the last one; 0: this one has.
+    `spare_s`: how much later a page is due because another replica has read the last page; 0 if this replica has read the last page.
     """
 
     __slots__ = (
@@ -51,7 +52,7 @@ class Pace:
         self._interval_s, self._budget = pacing
         self._longest_s = max(LONGEST_S, pacing.interval_s)
         self._asked_at = self._due = self._paid_until = self._doubted_until = 0.0
-        # The least and the most requests of others that the last page can have shown.
+        # The smallest and the largest number of requests of other clients that the last page can have shown.
         self._others: tuple[float, float] | None = None
         self.cost_s = self.spare_s = 0.0
         self.rests = False
@@ -68,23 +69,23 @@ class Pace:
         return self._budget is None or now >= self._due - self._interval_s / 2
 
     def waits(self, now: float) -> bool:
-        """Returns whether no page was missed, because the next one is due later than the last turn."""
+        """Returns whether no page was missed, because the next page is due later than the last turn."""
         return self._budget is not None and now <= self._due + 2 * self._interval_s
 
     def asked(self, now: float) -> None:
-        """Takes that a page is asked for."""
+        """Notes that a page is asked for."""
         self._asked_at = now
         self._due = now + self.gap_s
         self.rests, self.spare_s = False, 0.0
 
     def read(self, took_s: float) -> None:
-        """Takes that the page was read, and how long that took."""
+        """Notes that the page was read, and how long this took."""
         self.cost_s = min(took_s, self.cost_s * DEARER) if self.cost_s else took_s
         self._paid_until = max(self._paid_until, self._asked_at) + self.gap_s
         self._due = min(self._paid_until, self._asked_at + self._longest_s)
 
     def told(self, at: float, chance: float) -> None:
-        """Takes that another replica has read the page at `at`. `chance`: a random number from 0 to 1."""
+        """Notes that another replica has read the page at `at`. `chance`: a random number from 0 to 1."""
         self._asked_at = max(self._asked_at, at)
         self.rests = False
         self.spare_s = SPARE_INTERVALS * self._interval_s + SPARE_SHARE * (1 + chance) * self.gap_s
@@ -92,7 +93,9 @@ class Pace:
         self._due = min(self._paid_until, self._asked_at + self._longest_s) + self.spare_s
 
     def shows(self, requests: float, asked: int, read: int) -> None:
-        """Takes the requests that the last page shows, and how many were in flight when it was asked for, and when it was read."""
+        """Notes the number of requests that the last page shows, and how many were in flight when the page was asked for, and when it was
+        read.
+        """
         most, before = max(asked, read), self._others
         slack = ON_THE_WAY + ON_THE_WAY_SHARE * most
         self._others = least, largest = requests - most - slack, requests - min(asked, read) + slack
@@ -103,7 +106,7 @@ class Pace:
             self._due = self._asked_at + self._longest_s + self.spare_s
 
     def hasten(self, at: float) -> None:
-        """Asks for a page at `at`, or as soon as the pages that came early are paid for."""
+        """Makes a page due at `at`, or as soon as the budget has made up for pages that came early."""
         self.rests = False
         self._due = min(self._due, max(at, self._paid_until - self.gap_s))
 

@@ -6,7 +6,7 @@ May import: shared and all below it. Imported by: telemetry and all above it.
 from typing import Final, NamedTuple
 
 OFF: Final = "none"  # the value of --record-dir without any recording
-# a frame is written when it has this size: it compresses well, and a reader needs little memory
+# a frame of this size is written at once: it compresses well, and a reader needs little memory
 FRAME_BYTES: Final = 512 << 10
 
 
@@ -23,7 +23,7 @@ RECENT: Final = Limits(file_bytes=4 << 20, files=64, bytes=64 << 20)  # of the s
 
 
 class Frame(NamedTuple):
-    """A frame to write. `content`: see `epp.recording.records`; None: close the file."""
+    """A frame to write. `content`: as in `epp.recording.records`; None means to close the file."""
 
     file: int
     content: bytes | None
@@ -31,4 +31,4 @@ class Frame(NamedTuple):
 
 
 class Unreadable(Exception):
-    """Says that a file or folder cannot be read as a recording. The text names it and says why."""
+    """Raised if a file or folder cannot be read as a recording. The text names it and the reason."""

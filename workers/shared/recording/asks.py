@@ -22,7 +22,7 @@ BYTES_MAX: Final = 1 << 16
 class RecordAsk(msgspec.Struct, frozen=True):
     """Asks for a recording of `seconds` into `folder`, an absolute path; 0 seconds end the recording with this `id`.
 
-    `pool`: the name of the only pool that is recorded; "": all.
+    `pool`: the name of the only pool to record; "" means all pools.
     """
 
     id: str
@@ -32,7 +32,9 @@ class RecordAsk(msgspec.Struct, frozen=True):
 
 
 class RecordingState(msgspec.Struct, frozen=True):
-    """The state of the recording that `id` asked for. `why`: the reason if `state` is "failed". `left_s`: seconds until its end."""
+    """The state of the recording that `id` asked for. `why`: the reason if `state` is "failed". `left_s`: seconds until the end of the
+    recording.
+    """
 
     id: str
     state: Literal["recording", "ended", "failed"]
@@ -45,12 +47,12 @@ class RecordingState(msgspec.Struct, frozen=True):
 
 
 def put(run_dir: str, instance: str, ask: RecordAsk) -> None:
-    """Stores a question. Raises OSError if it cannot be written."""
+    """Stores a question. Raises OSError if the file cannot be written."""
     _replace(os.path.join(run_dir, instance + SUFFIX), msgspec.json.encode(ask))
 
 
 def take(run_dir: str, instance: str) -> RecordAsk | None:
-    """Removes and returns the question that waits; None if there is none, or none of this user."""
+    """Removes and returns the waiting question. Returns None without a question of this user."""
     path = os.path.join(run_dir, instance + SUFFIX)
     data = _own(path)
     if data is None:
@@ -61,17 +63,17 @@ def take(run_dir: str, instance: str) -> RecordAsk | None:
         ask = msgspec.json.decode(data, type=RecordAsk)
     except msgspec.MsgspecError:
         return None
-    return ask if ask.id.isalnum() else None  # it becomes part of a file's name
+    return ask if ask.id.isalnum() else None  # the id becomes part of a file's name
 
 
 def tell(run_dir: str, instance: str, state: RecordingState) -> None:
-    """Publishes the state. A full run directory keeps the state before."""
+    """Publishes the state. In a full run directory, the previous state stays."""
     with contextlib.suppress(OSError):
         _replace(_state_path(run_dir, instance, state.id), msgspec.json.encode(state))
 
 
 def told(run_dir: str, instance: str, id: str) -> RecordingState | None:
-    """Returns the state of the recording that `id` asked for; None if there is none."""
+    """Returns the state of the recording that `id` asked for, or None without such a recording."""
     data = _own(_state_path(run_dir, instance, id))
     try:
         return None if data is None else msgspec.json.decode(data, type=RecordingState)
@@ -80,7 +82,7 @@ def told(run_dir: str, instance: str, id: str) -> RecordingState | None:
 
 
 def forget(run_dir: str, instance: str, id: str = "*") -> None:
-    """Removes the state of a recording; without an `id`, of all."""
+    """Removes the state of a recording, or without an `id` the states of all recordings."""
     for path in glob.glob(_state_path(glob.escape(run_dir), glob.escape(instance), id)):
         with contextlib.suppress(OSError):
             os.unlink(path)
@@ -91,7 +93,7 @@ def _state_path(run_dir: str, instance: str, id: str) -> str:
 
 
 def _own(path: str) -> bytes | None:
-    """Returns the content of a file of this user; None if there is no such file."""
+    """Returns the content of a file of this user, or None without such a file."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:

@@ -16,7 +16,7 @@ MISSING: Final = "--parquet needs the package pyarrow, which is not installed: p
 
 
 def row(request: Traced) -> dict[str, Any]:
-    """Returns one request as plain values; None stands for what is not known."""
+    """Returns one request as plain values. Unknown values are None."""
     decided, ended, target = request.decided, request.ended, request.target()
     first_s = ended.first_s if ended is not None and ended.first_s == ended.first_s else None
     inflight = ints(decided.inflight).tolist()

@@ -3,10 +3,10 @@
     supervisor ─ put ─▶ queue of at most QUEUED_MAX frames ─▶ thread: compress, append
 
 A frame is appended with one write. If the write fails, the file is cut back to its last whole frame, and the frame's records are lost. If
-the queue is full, a frame is lost, too. Nothing here waits for the disk to sync: after the end of a process, the kernel still has the
-bytes.
+the queue is full, a frame is lost, too. This module does not wait for the disk to sync: after the end of a process, the kernel still has
+the bytes.
 
-The oldest files of the instance are removed when there are too many, or when all together are too large.
+The oldest files of the instance are removed if the number or the total size of all files is too large.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from workers.shared.recording.framing import Packer, head
 
 SUFFIX: Final = ".epprec"
 QUEUED_MAX: Final = 64
-END_S: Final = 5.0  # how long the end waits for the thread
+END_S: Final = 5.0  # how long `end` waits for the thread
 NUMBER: Final = r"-\d{8}T\d{6}-\d+"
 
 
@@ -32,7 +32,7 @@ class RecordFiles:
     """The files of one recording in a folder.
 
     The thread counts: `records` and `bytes` written, records `lost` because of the disk, and `why`. `size`: bytes of the newest file.
-    `names`: the files of this recording that exist. `limits`: its bounds.
+    `names`: the files of this recording that exist. `limits`: the bounds of the recording.
     """
 
     def __init__(self, folder: str, instance: str, limits: Limits) -> None:
@@ -53,7 +53,7 @@ class RecordFiles:
         self._thread.start()
 
     def put(self, frame: Frame) -> bool:
-        """Queues a frame. Returns False if there is no room: then its records are lost."""
+        """Queues a frame. Returns False if the queue is full; then the frame's records are lost."""
         try:
             self._queue.put_nowait(frame)
         except queue.Full:

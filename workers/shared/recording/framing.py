@@ -5,7 +5,7 @@
     mark   | 0x184D2A5F u32 | 12 u32 | "EPPR" | length of the frame u32 | records u32 |        a frame that zstd skips
     frame  one zstd frame with its content's size and checksum; its content is a frame of `epp.recording.records`
 
-All numbers are little-endian. A file that was cut is readable up to its last whole frame.
+All numbers are little-endian. A truncated file is readable up to its last whole frame.
 """
 
 from struct import Struct
@@ -33,7 +33,7 @@ def head() -> bytes:
 
 
 class Packer:
-    """Packs frames. Not for several threads."""
+    """Packs frames. Only one thread may use an object."""
 
     def __init__(self) -> None:
         self._compressor = zstandard.ZstdCompressor(level=LEVEL, write_checksum=True)
@@ -45,7 +45,7 @@ class Packer:
 
 
 def unpack(packed: bytes) -> bytes:
-    """Returns the content of one zstd frame. Raises ValueError with the reason if it is damaged or too large."""
+    """Returns the content of one zstd frame. Raises ValueError with the reason if the frame is damaged or too large."""
     try:
         size = zstandard.get_frame_parameters(packed).content_size
         if not 0 <= size <= CONTENT_BYTES_MAX:

@@ -1,12 +1,13 @@
-"""Estimates the output tokens of recorded answers that report no usage, as most streamed ones: few clients ask for it.
+"""Estimates the output tokens of recorded answers that report no usage. Most streamed answers report none, because few clients ask for it.
 
-An engine sends a streamed answer as one event per token, nearly. So an answer has about as many tokens as its bytes hold events:
+An engine sends a streamed answer as nearly one event per token. So the bytes of an answer hold about as many events as the answer has
+tokens:
 
     tokens = bytes of the answer / bytes of an event
 
-The bytes of an event are those per token of the streamed answers of the same model that report usage, if there are at least KNOWN_MIN.
-Otherwise they are the bytes per message of the answers with the smallest messages: a gateway may put several events into one message, but
-not one event into several.
+If at least KNOWN_MIN streamed answers of the same model report usage, the bytes of an event are the bytes per token of these answers.
+Otherwise the bytes of an event are the bytes per message of the answers with the smallest messages: a gateway may put several events into
+one message, but not one event into several.
 """
 
 import statistics
@@ -19,9 +20,9 @@ import numpy as np
 from epp.recording.records import Ended
 
 KNOWN_MIN: Final = 20
-PIECES_MIN: Final = 8  # of a shorter answer, the first and last events have too large a share
-SMALL: Final = 10  # percent of the answers have smaller messages
-EVENT_BYTES: Final = 220.0  # of a chunk of vLLM's chat completions; for recordings without numbers of messages
+PIECES_MIN: Final = 8  # in a shorter answer, the first and last events have too large a share
+SMALL: Final = 10  # the percentage of answers with smaller messages
+EVENT_BYTES: Final = 220.0  # the size of a chunk of vLLM's chat completions, for recordings without numbers of messages
 
 
 def is_streamed(ended: Ended) -> bool:
@@ -30,9 +31,9 @@ def is_streamed(ended: Ended) -> bool:
 
 
 class Told(NamedTuple):
-    """What was estimated. `answers`: whole streamed answers; `estimated`: those of them without usage.
+    """A summary of the estimates. `answers`: the number of whole streamed answers. `estimated`: the number of these answers without usage.
 
-    `off`: by which share the estimate misses what usage says, the median; None: too few answers report usage.
+    `off`: the median share by which the estimate misses the reported usage; None if too few answers report usage.
     """
 
     answers: int
@@ -52,7 +53,7 @@ class Told(NamedTuple):
 
 
 class _Answers:
-    """The streamed answers of one model: bytes and messages of each, and the reported tokens; 0: not reported."""
+    """The streamed answers of one model: bytes and messages of each answer, and the reported tokens, or 0 if not reported."""
 
     def __init__(self) -> None:
         self.sizes, self.pieces, self.tokens = array("d"), array("d"), array("d")
@@ -65,7 +66,7 @@ class _Answers:
         return float(np.percentile(sizes[long] / pieces[long], SMALL)) if long.any() else EVENT_BYTES
 
     def off(self, event_bytes: float) -> list[float]:
-        """Returns by which share the estimate misses each reported length."""
+        """Returns the share by which the estimate misses each reported length."""
         sizes, tokens = np.array(self.sizes), np.array(self.tokens)
         known = tokens > 0
         off: list[float] = np.abs(sizes[known] / event_bytes / tokens[known] - 1).tolist()
@@ -73,21 +74,21 @@ class _Answers:
 
 
 class Lengths:
-    """Collects whole streamed answers, and then estimates the lengths of those without usage."""
+    """Collects whole streamed answers, and then estimates the lengths of the answers without usage."""
 
     def __init__(self) -> None:
         self._answers: dict[str, _Answers] = defaultdict(_Answers)
         self._event_bytes: dict[str, float] = {}
 
     def add(self, model: str, ended: Ended) -> None:
-        """Takes a whole streamed answer."""
+        """Adds a whole streamed answer."""
         of = self._answers[model]
         of.sizes.append(ended.answer_bytes)
         of.pieces.append(ended.pieces)
         of.tokens.append(ended.completion or 0)
 
     def told(self) -> Told:
-        """Decides the bytes of an event for each model. Returns what will be estimated, and how well."""
+        """Decides the bytes of an event for each model. Returns a summary of the estimates and their error."""
         off: list[float] = []
         answers = estimated = 0
         for model, of in self._answers.items():

@@ -1,11 +1,11 @@
-"""Reads recordings: files in a folder, or single files, as records, or as arrivals, which files of public formats have, too.
+"""Reads recordings, from a folder or a single file, as records or as arrivals. Also reads arrivals from files of public formats.
 
-A file is read frame by frame, so the memory that it takes does not depend on its size. What a file cannot mean raises `Unreadable`: it is
-no recording, or a newer version wrote it. What is damaged is left out and reported: a frame with a wrong checksum, or a file that ends in
-the middle of a frame, as after a kill.
+The reader reads frame by frame, so its memory does not depend on the size of the file. It raises `Unreadable` if the file is no recording,
+or if a newer version wrote the file. It skips and reports damaged parts: a frame with a wrong checksum, or the end of a file in the middle
+of a frame, as after a kill.
 
-A recording of several pools names them when it begins a file (`Opened.pools`), and the pool of each endpoint, configuration and request.
-If one pool is chosen, what belongs to another one is left out, so a reader sees what a picker of the chosen pool alone had recorded.
+A recording of several pools names the pools at the beginning of each file (`Opened.pools`), and the pool of each endpoint, configuration
+and request. If a pool is chosen, the reader skips records of other pools, as if a picker of the chosen pool alone had recorded them.
 """
 
 import gzip
@@ -49,7 +49,7 @@ Report = Callable[[str], object]
 
 
 def files_of(path: str) -> list[Path]:
-    """Returns the files of a recording in the order in which they were begun: the file `path`, or all in the folder. Raises Unreadable."""
+    """Returns the files of a recording in the order of their creation: the file `path`, or all files in the folder. Raises Unreadable."""
     found = Path(path)
     try:
         if not found.is_dir():
@@ -65,18 +65,20 @@ def files_of(path: str) -> list[Path]:
 
 
 def batches_of(path: str, tell: Report) -> Iterator[list[Record]]:
-    """Yields the batches of all files. `tell` gets a sentence for each part that is unreadable. Raises Unreadable for a foreign file."""
+    """Yields the batches of all files. `tell` gets a sentence for each unreadable part. Raises Unreadable for a foreign file."""
     for file in files_of(path):
         yield from batches(file, tell)
 
 
 def batches_of_pool(path: str, tell: Report, pool: str) -> Iterator[list[Record]]:
-    """Yields the batches of one pool, "" for the only one. Raises Unreadable, also if the recording has several pools, or others."""
+    """Yields the batches of one pool; "" means the only pool. Raises Unreadable, also if the recording has several pools, or no pool of
+    this name.
+    """
     yield from of_pool(batches_of(path, tell), pool, path)
 
 
 def batches(path: Path, tell: Report) -> Iterator[list[Record]]:
-    """Yields the batches of one file. Raises Unreadable if it is no recording that this version reads."""
+    """Yields the batches of one file. Raises Unreadable if this version cannot read the file."""
     try:
         with path.open("rb") as file:
             _check_head(path, file.read(HEAD.size))
@@ -98,7 +100,7 @@ def _check_head(path: Path, found: bytes) -> None:
 
 
 def _frames(path: Path, file: BinaryIO, tell: Report) -> Iterator[list[Record]]:
-    """Yields the batches of the whole frames. Leaves out damaged ones; stops where the next mark cannot be found."""
+    """Yields the batches of the whole frames. Skips damaged frames. Stops if the next mark cannot be found."""
     frames = 0
     while mark := file.read(MARK.size):
         at = file.tell() - len(mark)
@@ -125,7 +127,7 @@ def _frames(path: Path, file: BinaryIO, tell: Report) -> Iterator[list[Record]]:
 
 
 def of_pool(batches: Iterable[list[Record]], pool: str, path: str) -> Iterator[list[Record]]:
-    """Yields the records of one pool, "" for the only one, of the recording in `path`. Raises Unreadable, with their names."""
+    """Yields the records of one pool ("" means the only pool) of the recording in `path`. Raises Unreadable, which names the pools."""
     chosen = _Chosen(pool, path)
     for batch in batches:
         yield [kept for record in batch if (kept := chosen.kept(record)) is not None]
@@ -133,19 +135,19 @@ def of_pool(batches: Iterable[list[Record]], pool: str, path: str) -> Iterator[l
 
 @dataclass(slots=True)
 class _Chosen:
-    """What a reader knows while it reads. `slots`: those of the pool's endpoints."""
+    """The state of a reader. `slots`: the slots of the pool's endpoints."""
 
     pool: str
     path: str
     slots: set[int] = field(default_factory=set)
 
     def kept(self, record: Record) -> Record | None:
-        """Returns the record as a picker of this pool alone had written it; None if it belongs to another pool."""
+        """Returns the record as a picker of this pool alone would have written it. Returns None for a record of another pool."""
         if isinstance(record, Opened):
             self._check(record.pools)
             return record
         if not self.pool:
-            return record  # of the only pool, whether it has a name or not
+            return record  # the record is of the only pool, with or without a name
         if isinstance(record, (Configured, Decided)):
             return record if record.pool == self.pool else None
         if isinstance(record, Member):
@@ -185,9 +187,9 @@ class _Chosen:
 
 
 def arrivals(path: str, report: Callable[[str], object]) -> Iterator[Arrival]:
-    """Yields the arrivals of the trace at `path`; those of a recording in the order of their ends. Raises Unreadable.
+    """Yields the arrivals of the trace at `path`, for a recording in the order in which the requests ended. Raises Unreadable.
 
-    `report` gets a sentence for each part of a recording that is unreadable.
+    `report` gets a sentence for each unreadable part of a recording.
     """
     try:
         if is_recording(path):
