@@ -1,4 +1,4 @@
-"""What the parent needs to know of the replica store: reads its URL. No function here shows a password.
+"""Reads the URL of the replica store, for the parent. No function of this module shows a password.
 
 redis://[user[:password]@]host[:port][/database]     Redis or Valkey; the port is 6379 by default
 rediss://...                                         the same over TLS
@@ -7,7 +7,7 @@ redis+sentinel://[user[:password]@]host[:port],.../service[/database]
 
 ?cluster=true                a Redis Cluster: the host is one of its nodes (redis:// and rediss://)
 ?ca=FILE&cert=FILE&key=FILE  TLS: CAs of the server, certificate and key of the picker (rediss://, or with tls=true for Sentinel)
-?sentinel_user=NAME&sentinel_password_file=FILE     for the Sentinels themselves; user and password before the @ are those of the store
+?sentinel_user=NAME&sentinel_password_file=FILE     for the Sentinels; user and password before the @ are for the store
 """
 
 import re
@@ -30,7 +30,7 @@ _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:\[\],]+)(?::([0-9]{1,5}))?")
 
 
 class Address(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the store is. `str` shows it without user and password."""
+    """The address of the store. `str` shows the address without user and password."""
 
     scheme: str
     hosts: tuple[tuple[str, int], ...] = ()
@@ -58,7 +58,9 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ContactAnswer(msgspec.Struct, array_like=True, frozen=True):
-    """What the first contact has found. `why`: empty if the store can be used. `secret`: the common one, if it was asked for."""
+    """The result of the first contact. `why`: the reason why the store cannot be used, or "". `secret`: the common secret, if the picker
+    asked for it.
+    """
 
     why: str = ""
     text: str = ""
@@ -67,12 +69,12 @@ class ContactAnswer(msgspec.Struct, array_like=True, frozen=True):
 
 
 def secret_of(seed: int) -> bytes:
-    """Returns what the store keeps of a 64-bit seed of block hashes: 16 hexadecimal digits."""
+    """Returns the form in which the store keeps a 64-bit seed of block hashes: 16 hexadecimal digits."""
     return f"{seed:016x}".encode()
 
 
 def parse_address(url: str) -> Address:
-    """Reads a URL. Raises ValueError; the text names the rule, and shows nothing of user and password."""
+    """Reads a URL. Raises ValueError, whose text names the rule and shows neither user nor password."""
     scheme, separator, rest = url.partition("://")
     if not separator or scheme not in SCHEMES:
         raise ValueError(f"the URL must begin with one of {', '.join(f'{name}://' for name in SCHEMES)}")

@@ -1,14 +1,15 @@
-"""Budgets over replicas: what tenants have used here, for messages, and what they have used elsewhere, for the row that workers add.
+"""Budgets over replicas. Messages say what tenants have used at this replica; a row, which workers add, has what tenants have used at
+others.
 
-A message has totals since the sender's start, so a lost message changes nothing: what counts here is by how much a total has grown
-since the last message of the same life of the sender. The first message of a life only says where its totals stand. A message also says
-when buckets will be full, for replicas that did not see the tenant before.
+A message has totals since the sender's start, so a lost message changes nothing: the receiver counts by how much a total has grown since
+the last message of the same life of the sender. The first message of a life only says where its totals stand. A message also says when
+buckets will be full, for replicas that did not see the tenant before.
 
-While the store is away, it is unknown what others use. Then each tenant is taken to use elsewhere as much per second as before, but at most
-the share of the others if all used equally much. So each replica goes on with the share that it had, and with at least an equal one. What
-was assumed is taken back when others are heard again, because their totals have all that they used.
+While the store is away, the use at other replicas is unknown. Then the replica assumes that each tenant uses as much per second at others
+as before, but at most the others' part of an equal share. So each replica continues with its last share, or with an equal share if that is
+larger. When messages arrive again, the replica takes the assumed use back, because their totals include all use.
 
-Tenants have keys (`workers.worker.extproc.budgets.key_of`), because the store is not told their names.
+Tenants have keys (`workers.worker.extproc.budgets.key_of`), because their names must not reach the store.
 """
 
 from collections.abc import Collection
@@ -17,15 +18,17 @@ from typing import Final
 from shm.budgets import NOBODY, BudgetRow, BudgetSums, Sum
 from workers.replicas.wire import BUDGET, BUDGETS_MAX
 
-SAY_S: Final = 0.05  # between two looks at what is used here
-TICK_S: Final = 1.0  # between two looks at how fast
+SAY_S: Final = 0.05  # between two looks at the use at this replica
+TICK_S: Final = 1.0  # between two measurements of the speed
 ADAPT: Final = 0.2  # weight of the latest second in an average
-HEARD_MAX: Final = 64  # names of replicas that are remembered
+HEARD_MAX: Final = 64  # the number of remembered names of replicas
 Life = tuple[int, int]
 
 
 class _Tenant:
-    """What one tenant uses elsewhere. `rate_*`: per second. `own_*`: here. `assumed_*`: what was added while no replica was heard."""
+    """The use of one tenant at other replicas. `rate_*`: per second. `own_*`: at this replica. `assumed_*`: the assumed use, while no
+    replica was heard.
+    """
 
     __slots__ = ("assumed_requests", "assumed_tokens", "new_requests", "new_tokens", "own", "own_rate", "rate_requests", "rate_tokens")
 
@@ -37,7 +40,7 @@ class _Tenant:
 
 
 class ReplicaBudgets:
-    """What the budgets of this replica and of the others have to do with each other. `row`: that of other replicas."""
+    """Joins the budgets of this replica with those of other replicas. `row`: the row with the use at other replicas."""
 
     def __init__(self, sums: BudgetSums, row: BudgetRow) -> None:
         row.take_over()
@@ -48,13 +51,15 @@ class ReplicaBudgets:
         self._say_at = self._tick_at = self._now = float("-inf")
         self._heard: dict[str, tuple[Life, dict[int, Sum]]] = {}  # name -> the life of its last message, and its totals
         self._tenants: dict[int, _Tenant] = {}
-        self._stirred: set[int] = set()  # tenants whose requests in flight elsewhere may have changed
+        self._stirred: set[int] = set()  # tenants whose requests in flight at other replicas may have changed
         self._live: frozenset[str] = frozenset()
-        self._others = 0  # how many replicas there were besides this one when the store was last used
+        self._others = 0  # the number of other replicas when the store was last in use
         self._assuming = False
 
     def rows(self, now: float, *, whole: bool) -> bytes:
-        """Returns what tenants have used here: all of them if `whole`, else those that have used more since the last call."""
+        """Returns the use of tenants at this replica: of all tenants if `whole`, else of tenants that have used more since the last
+        call.
+        """
         if not whole and now < self._say_at:
             return b""
         changes = self._sums.changes()
@@ -70,8 +75,8 @@ class ReplicaBudgets:
         return b"".join(rows[:BUDGETS_MAX])
 
     def hear(self, name: str, life: Life, rows: bytes, now: float, *, whole: bool) -> None:
-        """Takes what another replica says. Counts by how much its totals have grown. A `whole` message has all of them, so the first of a
-        life that counts is a whole one, also if it is empty.
+        """Reads what another replica says. Counts by how much its totals have grown. A `whole` message has all totals, so the first counted
+        message of a life is a whole message, even if it is empty.
         """
         known, totals = self._heard.pop(name, ((-1, -1), {}))
         first = known != life
@@ -98,14 +103,15 @@ class ReplicaBudgets:
             if tokens != before.tokens or requests != before.requests:
                 self._count(key, tokens - before.tokens, requests - before.requests, now)
             place = self._row.place(key, now)
-            place.lapsed_tokens = max(place.lapsed_tokens, now + fills_tokens)  # another replica may know more
+            place.lapsed_tokens = max(place.lapsed_tokens, now + fills_tokens)  # another replica may know a later time
             place.lapsed_requests = max(place.lapsed_requests, now + fills_requests)
             self._row.lapse(place)
 
     def show(self, live: Collection[str], now: float, *, connected: bool) -> None:
-        """Writes what tenants have in flight elsewhere. `live`: the replicas that are heard. `connected`: whether the store is used.
+        """Writes what tenants have in flight at other replicas. `live`: the replicas that are heard. `connected`: whether the store is in
+        use.
 
-        While it is not, goes on with what was known.
+        Without the store, continues with the last known values.
         """
         passed, self._now = now - self._now, now
         if not connected and self._others:
@@ -150,7 +156,7 @@ class ReplicaBudgets:
         self._row.store(place, now)
 
     def _tick(self, seconds: float, now: float) -> None:
-        """Learns how fast each tenant uses its budget, here and elsewhere."""
+        """Measures how fast each tenant uses its budget, at this replica and at others."""
         self._tick_at = now + TICK_S
         for key, tenant in self._tenants.items():
             own = self._said.get(key)
@@ -162,7 +168,7 @@ class ReplicaBudgets:
             tenant.new_tokens = tenant.new_requests = 0.0
 
     def _assume(self, seconds: float, now: float) -> None:
-        """Counts what others probably use, because what they do use is unknown."""
+        """Counts the assumed use at others, because their real use is unknown."""
         equal = self._others / (1 + self._others)
         if not self._assuming:
             self._assuming = True

@@ -1,7 +1,7 @@
-"""A stream of bytes to the store, over TCP, TLS or a Unix socket, that is read when its owner asks for it.
+"""A stream of bytes to the store, over TCP, TLS or a Unix socket. The stream reads only when its owner asks.
 
-The event loop does not watch the socket. So what several replicas publish within one tick wakes the supervisor up once, and costs one
-read; a wake-up for each message would cost more than the message.
+The event loop does not watch the socket. So messages of several replicas within one tick wake the supervisor up once, and cost one read. A
+wake-up for each message would cost more than the message.
 """
 
 import asyncio
@@ -10,12 +10,12 @@ import ssl
 from typing import Final
 
 READ_BYTES: Final = 1 << 16
-READS_MAX: Final = 32  # in one call; the rest waits in the socket
+READS_MAX: Final = 32  # reads in one call; the rest waits in the socket
 CLOSED = "the store has closed the connection"
 
 
 class ByteStream:
-    """A connected stream. `open` makes it. After an exception, only `close` may be called."""
+    """A connected stream, made by `open`. After an exception, only `close` may be called."""
 
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected
@@ -38,7 +38,7 @@ class ByteStream:
         return stream
 
     def read(self) -> bytes:
-        """Returns what has come, without waiting; b"" if nothing has. Raises OSError, also if the other side has closed the stream."""
+        """Returns the received bytes without waiting, or b"". Raises OSError, also if the other side has closed the stream."""
         self._send_rest()
         parts: list[bytes] = []
         for _ in range(READS_MAX):
@@ -52,7 +52,7 @@ class ByteStream:
         return b"".join(parts) if len(parts) != 1 else parts[0]
 
     async def wait(self) -> bytes:
-        """Waits until something has come, and returns it. Raises what `read` raises."""
+        """Waits until bytes are received, and returns them. Raises the exceptions of `read`."""
         loop = asyncio.get_running_loop()
         if self._unsent:
             unsent, self._unsent = self._unsent, b""
@@ -68,7 +68,7 @@ class ByteStream:
         self._send_rest()
 
     def close(self) -> None:
-        """Closes the socket without a farewell."""
+        """Closes the socket without a TLS shutdown."""
         self._socket.close()
 
     async def _encrypt(self, tls: ssl.SSLContext, host: str) -> None:
@@ -100,7 +100,7 @@ class ByteStream:
             return
 
     def _arrived(self, data: bytes) -> bytes:
-        """Returns the content of what has come."""
+        """Returns the content of received bytes."""
         if not data:
             raise ConnectionError(CLOSED)
         if self._tls is None:
@@ -118,7 +118,7 @@ class ByteStream:
 
 
 async def _first_connected(host: str, port: int) -> socket.socket:
-    """Connects to the first address of a host that accepts. Raises the OSError of the last one."""
+    """Connects to the first address of a host that accepts. Raises the OSError of the last address."""
     addresses = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     failure = OSError(f"{host} has no address")
     for family, _, _, _, address in addresses:

@@ -1,7 +1,7 @@
 """One connection to the store, in RESP 3, so that commands and the messages of channels share it.
 
-`check` reads what has come: it passes messages on to `hear`, gives commands their answers, and raises what has failed. `ask` reads, too,
-while it waits for its answer. Only one task uses a connection.
+`check` reads received bytes: it passes messages on to `hear`, gives commands their answers, and raises failures. `ask` also reads while it
+waits for its answer. Only one task uses a connection.
 """
 
 import asyncio
@@ -21,11 +21,11 @@ Hear = Callable[[bytes, bytes], None]  # channel, data
 
 
 class CommandRefused(Exception):
-    """Says that the store answered a command with an error. Its text is that of the store."""
+    """Raised if the store answers a command with an error. The text comes from the store."""
 
 
 class StoreConnection:
-    """Sends commands, and gives each its answer. `to` makes it."""
+    """Sends commands, and gives each command its answer. `to` makes a connection."""
 
     def __init__(self, stream: ByteStream) -> None:
         self.hear: Hear = lambda channel, data: None
@@ -34,7 +34,7 @@ class StoreConnection:
         self._heard_at = self._loop.time()
         self._asked_at = 0.0
         self._replies = Replies()
-        self._waiting: deque[list[Any] | None] = deque()  # commands without answer: where it goes; None: nobody waits
+        self._waiting: deque[list[Any] | None] = deque()  # per unanswered command: the list for the answer, or None
         self._fault: Exception | None = None
 
     @classmethod
@@ -48,19 +48,19 @@ class StoreConnection:
         return not self._waiting
 
     def owed_s(self) -> float:
-        """How long the oldest command has waited for its answer, at least: since the last time that none waited."""
+        """The least time that the oldest command can have waited: the time since no command waited."""
         return self._loop.time() - self._asked_at if self._waiting else 0.0
 
     def silent_s(self) -> float:
-        """How long no message has come."""
+        """How long no message has arrived."""
         return self._loop.time() - self._heard_at
 
     def send(self, command: bytes) -> None:
-        """Sends a packed command. Its answer matters only if it is an error; `check` raises that. Raises what has failed before."""
+        """Sends a packed command. If the answer is an error, `check` raises it; other answers do not matter. Raises earlier failures."""
         self._write(command, None)
 
     async def ask(self, *commands: tuple[str | int | bytes, ...]) -> list[Any]:
-        """Sends commands together, and returns their answers. Raises Refused for the first that is refused, or what has failed."""
+        """Sends commands together, and returns their answers. Raises Refused for the first refused command, or an earlier failure."""
         places: list[list[Any]] = [[] for _ in commands]
         for words, place in zip(commands, places, strict=True):
             self._write(packed(words), place)
@@ -77,7 +77,7 @@ class StoreConnection:
         return answers
 
     def check(self) -> None:
-        """Reads what has come. Raises what has failed: OSError, InvalidReply, Refused, or a fault of `hear`."""
+        """Reads received bytes. Raises a failure: OSError, InvalidReply, Refused, or a fault of `hear`."""
         self._raise()
         try:
             data = self._stream.read()
@@ -103,7 +103,7 @@ class StoreConnection:
                     self._answered(value)
         except (InvalidReply, CommandRefused) as fault:
             self._end(fault)
-        except Exception as fault:  # the supervisor must not end by what others send
+        except Exception as fault:  # data from others must not end the supervisor
             log.debug("a fault in the exchange with other replicas", exc_info=True)
             self._end(fault)
 

@@ -3,10 +3,10 @@
     slice   | "slice" | form | secret | buckets | first bucket | owners | keys | tick | entries, compressed | ages, compressed | last |
     model   | "model" | form | slots | keys | state | pool |    what the sender has learned of latencies (`epp.learning.state`)
 
-A copy is sent one slice per tick, so that neither the store nor the event loop is busy for long (`joining` has who sends it). The
-buckets of a hash follow from the hash alone, so a slice fits every index of the same size; with another size it is ignored, and the
-index fills as usual. Owners are named by the keys of their endpoints; entries of endpoints that the joining replica does not know are
-left out. Ages become those of its own clock.
+A copy is sent one slice per tick, so that neither the store nor the event loop is busy for long (`joining` decides which replica sends it).
+The hash alone determines the buckets, so a slice fits every index of the same size. A replica with another size ignores slices, and its
+index fills as usual. The keys of endpoints name the owners; the joining replica skips entries of unknown endpoints. It converts ages to its
+own clock.
 """
 
 import zlib
@@ -24,7 +24,7 @@ from workers.replicas.endpoint_places import Places
 from workers.replicas.wire import FORM, MESSAGE_BYTES_MAX, ONLY, Count, NotUsable
 
 SLICE_BUCKETS: Final = 2048
-LOOK_BUCKETS: Final = 8 * SLICE_BUCKETS  # how many buckets without entries are passed over at once
+LOOK_BUCKETS: Final = 8 * SLICE_BUCKETS  # the number of buckets without entries that are skipped at once
 ENTRY_BYTES, AGE_BYTES = 8, 4
 OWNERS_MAX: Final = 1 << 16
 
@@ -49,7 +49,7 @@ class Slice(msgspec.Struct, array_like=True, frozen=True, tag="slice"):
 
 
 class Model(msgspec.Struct, array_like=True, frozen=True, tag="model"):
-    """A latency model. `slots` and `keys` name the endpoints of the sender. `pool`: the key of the pool."""
+    """A latency model. `slots` lists the sender's slots, and `keys` the keys of their endpoints. `pool`: the key of the pool."""
 
     form: int
     slots: Annotated[list[int], Meta(max_length=OWNERS_MAX)]
@@ -59,13 +59,14 @@ class Model(msgspec.Struct, array_like=True, frozen=True, tag="model"):
 
 
 class Learned(Protocol):
-    """What this replica has learned of latencies."""
+    """The latency model of one pool at this replica."""
 
     def learned(self) -> bytes:
-        """Returns the model as bytes (`epp.learning.state`); b"" if nothing was learned."""
+        """Returns the model as bytes (`epp.learning.state`), or b"" if it has learned nothing."""
 
     def adopt(self, data: bytes, slots: Mapping[int, int]) -> bool:
-        """Takes over a model if this replica has learned less. `slots`: slot there -> slot here. Returns whether it did.
+        """Takes over a model if this replica has learned less. `slots`: the sender's slot -> this replica's slot. Returns whether the model
+        was taken over.
 
         Raises UnusableModel.
         """
@@ -75,10 +76,10 @@ class Models(Protocol):
     """The latency models of this replica, by the key of the pool."""
 
     def all(self) -> Iterator[tuple[int, Learned]]:
-        """Yields those that have learned something."""
+        """Yields the models that have learned something."""
 
     def of(self, pool: int) -> Learned | None:
-        """Returns that of a pool, also if it has learned nothing; None if the replica does not have the pool."""
+        """Returns the model of a pool, even if it has learned nothing. Returns None if the replica does not have the pool."""
 
 
 _decoder: msgspec.msgpack.Decoder[Slice | Model] = msgspec.msgpack.Decoder(Slice | Model)
@@ -86,7 +87,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 def slices(index: IndexWriter, places: Places, secret: int, tick: int) -> Iterator[bytes]:
-    """Yields the slices that have entries, and the last one. Yields nothing but b"" after LOOK_BUCKETS without entries."""
+    """Yields the slices that have entries, and the last slice. Yields b"" after each LOOK_BUCKETS buckets without entries."""
     buckets, passed = index.schema.buckets, 0
     for first in range(0, buckets, SLICE_BUCKETS):
         entries, ages = index.copy(first, SLICE_BUCKETS)
@@ -110,7 +111,7 @@ def slices(index: IndexWriter, places: Places, secret: int, tick: int) -> Iterat
 
 
 def model_parts(models: Models, places: Places) -> Iterator[bytes]:
-    """Yields a message per pool with what this replica has learned of latencies, if there is anything and it fits."""
+    """Yields a message with the latency model of each pool, if the model has learned something and fits."""
     for pool, learned in models.all():
         slots, state = places.of_pool.get(pool, {}), learned.learned()
         if not state:
@@ -134,7 +135,8 @@ def read(data: bytes) -> Slice | Model:
 
 
 def take_over(part: Model, models: Models, places: Places) -> bool:
-    """Takes over the model of another replica, unless this one has learned more, or does not have the pool. Returns whether it did.
+    """Takes over the model of another replica, unless this replica has learned more, or does not have the pool. Returns whether it took
+    over the model.
 
     Raises NotUsable: "malformed".
     """
@@ -150,9 +152,9 @@ def take_over(part: Model, models: Models, places: Places) -> bool:
 
 
 def merge(part: Slice, index: IndexWriter, places: Places, secret: int, tick: int) -> tuple[int, bool]:
-    """Adds the entries of a slice to the index. Returns how many, and whether the slice is the last one of its copy.
+    """Adds the entries of a slice to the index. Returns the number of added entries, and whether the slice is the last slice of its copy.
 
-    Raises NotUsable: "malformed" or "copy" (it does not fit).
+    Raises NotUsable: "malformed" or "copy" (the slice does not fit).
     """
     try:
         buckets = min(SLICE_BUCKETS, index.schema.buckets - part.first)
@@ -176,7 +178,7 @@ def merge(part: Slice, index: IndexWriter, places: Places, secret: int, tick: in
 
 
 def _unpacked(data: bytes, size: int) -> bytes:
-    """Returns the bytes, which must be `size`. Never makes more of them. Raises zlib.error."""
+    """Returns the unpacked bytes. Raises zlib.error if they are not `size` bytes, and never unpacks many more."""
     if size <= 0:
         raise zlib.error("no such bucket")
     content = zlib.decompressobj().decompress(data, size + 1)

@@ -1,4 +1,4 @@
-"""Joins the endpoints of this replica with their names in messages, and finds out what this replica has in flight."""
+"""Maps the endpoints of this replica to their keys in messages, and reads what this replica has in flight."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
@@ -19,7 +19,9 @@ ROW_TYPE: Final = np.dtype([("endpoint", "<u8"), ("requests", "<u4"), ("tokens",
 
 
 class PoolPlace(NamedTuple):
-    """How messages name one of several pools: by its name, and its pages by what is read of them."""
+    """The keys of one of several pools in messages: `name` stands for the pool, and another key for the columns that are read from its
+    pages.
+    """
 
     name: str
     columns: int
@@ -36,30 +38,30 @@ class PagePlaces(NamedTuple):
 class Places:
     """The endpoints of this replica by their keys in messages. `refresh` follows the endpoints document.
 
-    `of_pool`: the slots by key of each pool that has endpoints. `pages`: for pages, whose keys also tell what is read, if there are several
-    pools.
+    `of_pool`: the slots by key of each pool that has endpoints. `pages`: the same for pages; with several pools, the keys of pages also
+    depend on the columns that are read.
     """
 
     def __init__(self, endpoints: EndpointsView, pool: Callable[[int], PoolPlace] | None = None) -> None:
-        """`pool` returns how messages name a pool, by its number; None: there is only one."""
+        """`pool` returns the keys of a pool by its number; None if the picker has one pool."""
         self._endpoints = endpoints
         self._pool = pool
         self._version = -1
         self.slots: Mapping[int, int] = {}
-        self.owners: dict[int, int] = {}  # key -> owner; each tier of an endpoint has a key of its own
+        self.owners: dict[int, int] = {}  # key -> owner; each tier of an endpoint has its own key
         self.keys: Mapping[int, int] = {}  # owner -> key
         self.slot_array: Ints = np.zeros(0, np.int64)
         self.key_array: NDArray[np.uint64] = np.zeros(0, np.uint64)
-        self.used = 1  # slots up to the last one of an endpoint
+        self.used = 1  # the number of slots up to the last slot of an endpoint
         self.of_pool: Mapping[int, Mapping[int, int]] = {}
         self.pages = PagePlaces({}, {}, {})
 
     def renew(self) -> None:
-        """Lets the next `refresh` read everything again, because pools have other names."""
+        """Makes the next `refresh` read everything again, because pools have other names."""
         self._version = -1
 
     def refresh(self) -> bool:
-        """Reads the endpoints again if they changed. Returns whether they did."""
+        """Reads the endpoints again if they have changed. Returns whether they have changed."""
         current = self._endpoints.current()
         if self._endpoints.version == self._version:
             return False
@@ -100,9 +102,9 @@ class Places:
 
 
 class OwnLoad:
-    """What the workers of this replica have in flight. `rows` returns what is new since the last call.
+    """The load in flight of this replica's workers. `rows` returns the changes since the last call.
 
-    `left_out`: how many endpoints the last whole message did not name, because it has at most `rows_max`.
+    `left_out`: the number of endpoints that the last whole message did not name, because a message has at most `rows_max` endpoints.
     """
 
     def __init__(self, areas: Areas, places: Places, rows_max: int = ROWS_MAX) -> None:
@@ -110,14 +112,14 @@ class OwnLoad:
         self._places = places
         self._rows_max = rows_max
         self._keys: NDArray[np.uint64] | None = None
-        self._words: Ints  # of requests and tokens of each endpoint in an area
-        self._said: Ints  # requests and tokens of each endpoint
+        self._words: Ints  # the positions of each endpoint's requests and tokens in an area
+        self._said: Ints  # the last published requests and tokens of each endpoint
         self.left_out = 0
 
     def rows(self, *, whole: bool) -> bytes:
-        """Returns the packed rows of all endpoints with load if `whole`, else of those whose load changed since the last call.
+        """Returns the packed rows of all endpoints with load if `whole`, else of endpoints whose load has changed since the last call.
 
-        Beyond `rows_max`, returns those with the most requests.
+        If there are more than `rows_max` rows, returns the rows with the most requests.
         """
         places, schema = self._places, self._areas.schema
         if self._keys is not places.key_array:

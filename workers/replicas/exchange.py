@@ -1,17 +1,17 @@
-"""The exchange with other replicas, in the supervisor: it publishes what this replica has, and merges what others publish.
+"""The exchange with other replicas, in the supervisor: publishes the data of this replica, and merges the data of others.
 
     own areas ─▶ OwnLoad, Waiting ─┐                              ┌─▶ Others ─▶ remote area ─▶ workers
     bus ───────▶ Taught ───────────┼─▶ a message each turn ─▶ store ─┼─▶ Taught ─▶ prefix index ─▶ workers
     scraper ───▶ Pages ────────────┤                              ├─▶ Pages ──▶ endpoint table ─▶ workers
     own rows ──▶ Budgets ──────────┘                              └─▶ Budgets ▶ row of others ──▶ workers
 
-A turn reads all that has come, and then publishes all that has changed (`pace` says when). A whole message follows each `WHOLE_S`. If
-nothing changes, a message that says only that this replica lives follows each `ALIVE_S`. No request waits for any of this: workers read
-shared memory.
+A turn reads all received messages, and then publishes all changes (`pace` decides when). Every `WHOLE_S`, the replica sends a whole
+message. If nothing changes, it sends every `ALIVE_S` a message that says only that the replica is alive. No request waits for the exchange:
+workers read shared memory.
 
-If the store fails, the exchange closes the link, logs one line, and connects again. The delay doubles up to a limit, and is random, so
-that the replicas do not arrive together. Meanwhile what others have in flight fades, and updates of the index wait in a bounded backlog.
-Nothing depends on wall clocks.
+If the store fails, the exchange closes the link, logs one line, and connects again. The delay doubles up to a limit, and is random, so that
+the replicas do not arrive together. Meanwhile the known load of others fades, and updates of the index wait in a bounded backlog. Nothing
+depends on wall clocks.
 """
 
 import asyncio
@@ -42,10 +42,10 @@ FADE_LOOK_S = 0.1  # between two looks for silent replicas and for endpoints tha
 # Longest delay before the first attempt to connect again, and before any. A silent store is used again within 1 s of its return: an
 # attempt that began before fails after ANSWER_S (`store`), and the next one follows after RETRY_MAX_S at the latest.
 RETRY_MIN_S, RETRY_MAX_S = 0.1, 0.4
-REFUSED_MAX_S = 0.8  # the same if the store refuses the replica: somebody must change a setting
-USED_S = 3.2  # a link that lasted so long begins the delays anew
-CONNECT_S = 3.0  # with what Sentinel or a cluster is asked
-KEEP_S = 10.0  # between two looks whether the store still has what replicas need
+REFUSED_MAX_S = 0.8  # the same if the store refuses the replica, because an operator must change a setting
+USED_S = 3.2  # after a link that lasted so long, the delays begin anew
+CONNECT_S = 3.0  # including the questions to Sentinel or a cluster
+KEEP_S = 10.0  # between two checks that the store still has the data that replicas need
 SETTLED_S = 1.0  # by then a new replica has heard all others
 UNNUMBERED = "the replica store does not count replicas: of two with one name, the earlier one may be the one that counts"
 AWAY = "the replica store cannot be used: this replica goes on alone"
@@ -73,8 +73,9 @@ class Exchange:
         report: Report,
         pools: int = 1,
     ) -> None:
-        """`most`: how many other replicas count. `secret`: fingerprint of the seed of block hashes. `kept`: the seed as the store keeps it;
-        empty: a file gives it, and the store keeps none. `ticks`: the clock of the index. `pools`: how many the replica may have.
+        """`most`: the largest number of other replicas that count. `secret`: the fingerprint of the seed of block hashes. `kept`: the seed
+        as the store keeps it, or empty if the seed comes from a file. `ticks`: the clock of the index. `pools`: the largest number of pools
+        of the replica.
         """
         self.parts = parts
         self.others = Others(name, (0, random.getrandbits(62)), most)
@@ -95,17 +96,17 @@ class Exchange:
         self._silent = False  # another replica with this one's name has started later
         self._offered = False  # a whole message has gone to the store
         self._announced = False  # the log says that the store is away
-        self._attempts = 0  # to connect, since the store was last used for a while
-        self._received = False  # something that is not yet in shared memory
+        self._attempts = 0  # the number of attempts to connect since the last lasting link
+        self._received = False  # received data is not in shared memory yet
         self._whole_at = self._alive_at = float("-inf")
         self._keep_at = float("inf")
-        self._new = False  # the store has just given this replica its first number
-        self._echo: tuple[int, float] | None = None  # sequence and time of the whole message that is not back yet
+        self._new = False  # the store has given this replica its first number
+        self._echo: tuple[int, float] | None = None  # sequence and time of the whole message that has not come back yet
         parts.remote.clear()
 
     @property
     def foreign(self) -> int:
-        """How many other replicas have another secret of block hashes, plus 1 if the store has."""
+        """The number of other replicas with another secret of block hashes, plus 1 if the store has another secret."""
         return self._stored_differs + sum(other.secret != self._secret for other in self.others.live.values())
 
     async def run(self) -> None:
@@ -131,7 +132,7 @@ class Exchange:
                 self._attempts += 1
 
     async def _look_regularly(self) -> None:
-        """Forgets silent replicas and follows endpoints, whatever the store does."""
+        """Forgets silent replicas and follows endpoints, with or without the store."""
         while True:
             self._fade(self._now())
             await asyncio.sleep(FADE_LOOK_S)
@@ -172,29 +173,29 @@ class Exchange:
                 await self._keep(link)
 
     def _turn(self, link: StoreLink) -> bool:
-        """Reads and publishes what is new. Returns false if the store must be asked something before the next turn. Raises StoreError."""
+        """Reads and publishes changes. Returns false if the next turn must wait for a question to the store. Raises StoreError."""
         now = self._now()
         link.check()
         if self._received:
             self._apply(now)
-        if link.settled:  # else the store is slow: the next message has more
+        if link.settled:  # otherwise the store is slow, and the next message will have more changes
             self._publish(link, now)
         return now < self._keep_at and not (self._silent and not self.others.superseded(now))
 
     def _publish(self, link: StoreLink, now: float) -> None:
-        """Publishes what is new, if the store has taken the last message. Raises StoreError."""
+        """Publishes changes, if the store has accepted the last message. Raises StoreError."""
         if self._offered and not self.connected:
             self._accepted()
         message = self._message(now)
         if message is not None:
             link.publish(link.names.all, message)
             self.pace.published()
-            self._offered = True  # the first message over a link is a whole one
+            self._offered = True  # the first message over a link is a whole message
         if (part := self.joining.next_slice()) is not None:
             link.publish(link.names.to(part[0]), part[1])
 
     def _accepted(self) -> None:
-        """Notes that the store has taken a whole message: from now on, others know what this replica has."""
+        """Notes that the store has accepted a whole message, so that others know the state of this replica."""
         self.connected = True
         self.connections += 1
         if self.connections == 1:
@@ -207,7 +208,7 @@ class Exchange:
         """Gets the number of this life of the replica from the store. Of two replicas with one name, the higher number counts."""
         try:
             epoch = await link.epoch(min(above + 1, EPOCH_MAX))
-        except StoreError as refused:  # full, read-only, or the key is no number: messages pass all the same
+        except StoreError as refused:  # the store is full or read-only, or the key is no number; messages still pass
             if refused.why not in ("full", "read-only", "error"):
                 raise
             self.failures[refused.why] += 1
@@ -218,11 +219,11 @@ class Exchange:
         self._whole_at = float("-inf")
 
     async def _keep(self, link: StoreLink) -> None:
-        """Gives the store what it may have lost: how far numbers were, and the secret of block hashes. Raises StoreError."""
+        """Restores data that the store may have lost: the highest number, and the secret of block hashes. Raises StoreError."""
         self._keep_at = self._now() + (SETTLED_S if self._new else KEEP_S)
         try:
             await link.remind(self.others.life[0])
-        except StoreError as refused:  # with another reason, the store has answered
+        except StoreError as refused:  # with another reason, the store has answered, and messages still pass
             if refused.why in ("slow", "unreachable"):
                 raise
         if not self._kept:
@@ -231,13 +232,13 @@ class Exchange:
             self._stored_differs = await link.agree(self._kept) != self._kept
             if self._stored_differs:
                 self.notices.problem(FOREIGN, "the store has another secret")
-        except StoreError as refused:  # an answer; messages pass all the same
+        except StoreError as refused:  # the store has answered; messages still pass
             if refused.why in ("slow", "unreachable"):
                 raise
             self.notices.problem("the store has no secret of block hashes: replicas that start now share no prefixes", str(refused))
 
     def _heard(self, data: bytes, *, copy: bool) -> None:
-        """Merges a message. `copy`: it is a slice of another replica's index."""
+        """Merges a message. `copy`: whether the message is a part of another replica's copy."""
         now = self._now()
         if copy:
             self.joining.take(data, now, self._ticks())
@@ -264,13 +265,13 @@ class Exchange:
         self._received = True
 
     def _returned(self, now: float) -> None:
-        """Measures how long this replica's own whole message took, if it is back. Another sequence is that of a replay."""
+        """Measures how long this replica's own whole message took to come back. A message with another sequence number is a replay."""
         if self._echo is not None and self.others.echo == self._echo[0]:
             self.lag_s = now - self._echo[1]
             self._echo = None
 
     def _message(self, now: float) -> bytes | None:
-        """Returns the next message; None if there is nothing to say."""
+        """Returns the next message, or None if nothing has changed."""
         if self.others.superseded(now):
             self.notices.problem("another replica with this one's name has started later: this one is silent", self.others.name)
             self._silent = True
@@ -302,14 +303,16 @@ class Exchange:
         return data
 
     def _fade(self, now: float) -> None:
-        """Forgets silent replicas, and renews the heartbeat of the remote area, so that it counts."""
+        """Forgets silent replicas, and renews the heartbeat of the remote area, so that workers use this area."""
         self._follow_endpoints()
         for name in self.others.expire(now):
             self.notices.gone(name, len(self.others.live) + 1)
         self._apply(now)
 
     def _follow_endpoints(self) -> None:
-        """Writes the remote area anew if endpoints came or left, and says everything again: a slot may have another endpoint now."""
+        """If endpoints came or left, writes the remote area anew and publishes everything again, because a slot may have another
+        endpoint.
+        """
         if not self.parts.places.refresh():
             return
         self._whole_at = float("-inf")
@@ -320,7 +323,7 @@ class Exchange:
                 remote.set(slot, *load)
 
     def _apply(self, now: float) -> None:
-        """Writes what others have said into the remote area, the prefix index and the endpoint table."""
+        """Writes the data of others into the remote area, the prefix index and the endpoint table."""
         self._received = False
         self.parts.taught.apply(self._ticks())
         remote, slots = self.parts.remote, self.parts.places.slots
@@ -331,12 +334,12 @@ class Exchange:
         if self.others.stirred:
             stirred, self.others.stirred = self.others.stirred, set()
             self.parts.waiting.show(stirred, self.others.flows)
-        self.parts.pages.apply()  # after the loads: from its page on, an endpoint's load is an account of these
+        self.parts.pages.apply()  # after the loads, because from its page on, an endpoint's load is computed from these
         self.parts.budgets.show(self.others.live, now, connected=self.connected)
         remote.heartbeat(now, len(self.others.live))
 
     def pools_changed(self, waiting: Mapping[int, Waiting]) -> None:
-        """Takes over that the replica has other pools. `waiting`: of each, by its key."""
+        """Switches to other pools. `waiting`: the waiting requests of each pool, by the key of the pool."""
         self.parts.waiting.use(waiting)
         self.parts.places.renew()
         self.others.stirred.update(waiting)
@@ -348,7 +351,7 @@ class Exchange:
 
 
 class ExchangeParts(NamedTuple):
-    """What an exchange works with. `open_link` connects to the store under the name of a replica, or raises StoreError."""
+    """The parts of an exchange. `open_link` connects to the store under the name of a replica, or raises StoreError."""
 
     open_link: Callable[[str], Awaitable[StoreLink]]
     remote: RemoteArea
@@ -362,7 +365,7 @@ class ExchangeParts(NamedTuple):
 
 
 def retry_delay(attempts: int, *, refused: bool) -> float:
-    """Returns the seconds before the next attempt to connect: random, and twice as long after each one, up to a limit.
+    """Returns the seconds before the next attempt to connect: random, and doubled after each attempt up to a limit.
 
     `refused`: whether the store refuses this replica, so that another attempt alone does not help.
     """

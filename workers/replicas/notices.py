@@ -1,4 +1,6 @@
-"""What the exchange logs: each problem at most once in SAID_AGAIN_S, and at most NEWS_MAX lines in that time on who comes and goes."""
+"""Logs for the exchange: each problem at most once per SAID_AGAIN_S, and at most NEWS_MAX lines in this time about replicas that come and
+go.
+"""
 
 from collections.abc import Callable
 
@@ -13,7 +15,7 @@ log = structlog.get_logger()
 
 
 class Notices:
-    """Logs what an operator should know, in a bounded number of lines. `left_out`: the lines on replicas that were left out."""
+    """Logs what an operator should know, in a bounded number of lines. `left_out`: the number of suppressed lines about replicas."""
 
     def __init__(self, now: Callable[[], float], report: Report) -> None:
         self._now = now
@@ -24,7 +26,7 @@ class Notices:
         self.left_out = 0
 
     def problem(self, text: str, why: str) -> bool:
-        """Logs a problem, unless it was logged within SAID_AGAIN_S. Returns whether it did. `text`: one of a few constants."""
+        """Logs a problem, unless it was logged within SAID_AGAIN_S. Returns whether it was logged. `text`: one of a few constants."""
         now = self._now()
         if now - self._said.get(text, float("-inf")) < SAID_AGAIN_S:
             return False

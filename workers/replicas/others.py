@@ -1,15 +1,16 @@
-"""Merges what other replicas publish: a machine without clock and network. Time and messages are passed in.
+"""Merges the messages of other replicas: a state machine without clock and network. The caller passes time and messages.
 
-A message says what is so *now*, never what has changed by how much. So a lost, late or repeated message leads at worst to an old value
-until the next whole message, at most a second later.
+A message has present values, never differences. So a lost, late or repeated message leads at worst to an old value until the next whole
+message, at most a second later.
 
-- A message counts if its (epoch, origin, sequence) is above the last one of its name. A higher epoch begins a new life of the replica.
-- A replica that said nothing for `FADE_S` counts no more. Its last numbers stay known for `REMEMBERED_S`, so that messages from before
-  its silence never count.
-- Of two replicas with one name, that with the higher epoch counts. The other one finds out by `superseded`, and becomes silent.
-- At most `most` replicas count, with at most `ROWS_MAX` endpoints each. Of each, MESSAGES_MAX messages and BYTES_MAX bytes per second are
-  read, so that a sender that lies cannot occupy the supervisor. A replica sends at most a message per half tick (200 a second) and drops
-  its backlog beyond 1 MiB.
+- A message counts if its (epoch, origin, sequence) is above the last message of the same name. A higher epoch begins a new life of the
+  replica.
+- A replica that was silent for `FADE_S` does not count any more. Its last numbers stay known for `REMEMBERED_S`, so that older messages
+  never count.
+- Of two replicas with one name, the replica with the higher epoch counts. The other replica finds out by `superseded`, and becomes silent.
+- At most `most` replicas count, with at most `ROWS_MAX` endpoints each. This module reads at most MESSAGES_MAX messages and BYTES_MAX bytes
+  per second from each sender, so that a hostile sender cannot occupy the supervisor. A replica sends at most a message per half tick (200 a
+  second) and drops its backlog beyond 1 MiB.
 """
 
 from collections import Counter
@@ -41,7 +42,7 @@ class SenderRate:
         self._messages = self._bytes = 0
 
     def exceeded(self, size: int, now: float) -> bool:
-        """Counts a message of `size` bytes. Returns whether it is beyond the bound."""
+        """Counts a message of `size` bytes. Returns whether the sender exceeds the bound."""
         if now - self._since >= 1.0:
             self._since = now
             self._messages = self._bytes = 0
@@ -51,10 +52,10 @@ class SenderRate:
 
 
 class Other:
-    """What one other replica has said. `loads`: by the key of the endpoint, without those that have none.
+    """The last values of one other replica. `loads`: by the key of the endpoint, without endpoints that have no load.
 
-    `flows`: what waits, by the key of the pool. `secret`: the fingerprint of its seed of block hashes. `wants`: whether it wants a copy of
-    the prefix index.
+    `flows`: the waiting requests, by the key of the pool. `secret`: the fingerprint of its seed of block hashes. `wants`: whether the
+    replica wants a copy of the prefix index.
     """
 
     __slots__ = ("flows", "heard_at", "life", "loads", "rate", "secret", "sequence", "wants")
@@ -70,18 +71,18 @@ class Other:
 
 
 class Others:
-    """All other replicas. `totals`: their loads, by the key of the endpoint. `changed`: the keys whose totals changed since `take`."""
+    """All other replicas. `totals`: their loads, by the key of the endpoint. `changed`: the keys whose totals have changed since `take`."""
 
     def __init__(self, name: str, life: Life, most: int) -> None:
         self.name = name
         self.life = life
         self.live: dict[str, Other] = {}
         self.totals: dict[int, Load] = {}
-        self.refused: Counter[str] = Counter()  # why messages did not count -> number
-        self.messages = self.bytes = self.lost = 0  # of all others, since the start
+        self.refused: Counter[str] = Counter()  # reason for ignored messages -> number
+        self.messages = self.bytes = self.lost = 0  # of all other replicas, since the start
         self.echo = 0  # the sequence of the last message of this replica that came back
-        self.highest = 0  # the highest number of a replica's life that was seen, up to EPOCH_FOLLOWED_MAX
-        self.stirred: set[int] = {ONLY}  # keys of pools: what waits there may differ from what `flows` returned last
+        self.highest = 0  # the highest number of a replica's life so far, up to EPOCH_FOLLOWED_MAX
+        self.stirred: set[int] = {ONLY}  # the keys of pools whose waiting requests may differ from the last result of `flows`
         self._changed: set[int] = set()
         self._most = most
         self._gone: dict[str, tuple[Life, int, float]] = {}  # name -> last life and sequence, time of the last message
@@ -89,11 +90,11 @@ class Others:
         self._own_rate, self._strangers = SenderRate(float("-inf")), SenderRate(float("-inf"))
 
     def superseded(self, now: float) -> bool:
-        """Whether another replica with this one's name has started later, and is alive."""
+        """Returns whether another replica with the same name has started later and is alive."""
         return now < self._superseded_until
 
     def receive(self, data: bytes, now: float) -> Message | None:
-        """Merges one message. Returns it if it counts. Counts it in `refused` otherwise, unless it is this replica's own."""
+        """Merges one message, and returns it if it counts. Otherwise counts it in `refused`, unless this replica sent it."""
         try:
             self._bound(data, now)
             message = decode(data)
@@ -117,7 +118,7 @@ class Others:
         return message
 
     def expire(self, now: float) -> list[str]:
-        """Forgets the replicas that said nothing for FADE_S. Returns their names."""
+        """Forgets the replicas that were silent for FADE_S. Returns their names."""
         silent = [name for name, other in self.live.items() if now - other.heard_at > FADE_S]
         for name in silent:
             other = self.live.pop(name)
@@ -130,17 +131,17 @@ class Others:
         return silent
 
     def take(self) -> list[tuple[int, Load]]:
-        """Returns the endpoints with a total that changed since the last call, each with its total."""
+        """Returns the endpoints whose totals have changed since the last call, with these totals."""
         changed, self._changed = self._changed, set()
         totals = self.totals
         return [(key, totals.get(key, NONE)) for key in changed]
 
     def flows(self, pool: int = ONLY) -> list[Flow]:
-        """Returns what waits in a pool in each other replica that said so."""
+        """Returns the waiting requests of a pool in each other replica that has published them."""
         return [flow for other in self.live.values() if (flow := other.flows.get(pool)) is not None]
 
     def of(self, key: int) -> dict[str, int]:
-        """Returns how many requests each other replica has in flight at one endpoint: its name -> the number."""
+        """Returns the requests in flight at one endpoint: name of the other replica -> number."""
         return {name: other.loads[key][0] for name, other in self.live.items() if key in other.loads}
 
     def _own(self, message: Message, now: float) -> None:
@@ -153,7 +154,7 @@ class Others:
             raise NotUsable("old")
 
     def _bound(self, data: bytes, now: float) -> None:
-        """Refuses what one sender says beyond its bound, before it is read. Raises NotUsable: "rate" or "many"."""
+        """Refuses a message beyond its sender's bound, before decoding the message. Raises NotUsable: "rate" or "many"."""
         name = sender(data)
         other = self.live.get(name)
         if other is not None:

@@ -90,7 +90,8 @@ class Recent:
             self._log(self._explained(entry))
 
     def explained(self) -> Iterator[Explanation]:
-        """Yields the explanations of all kept decisions: the newest decision of each pool, then the second newest of each pool, and so on.
+        """Yields the explanations of all kept decisions: the newest decision of each pool, then the second newest of each pool, and so
+        on.
         """
         for of_rank in zip_longest(*(tuple(reversed(kept)) for kept in self._pools.values())):
             for entry in of_rank:

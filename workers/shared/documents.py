@@ -237,7 +237,8 @@ class AssignedView(DocumentView[PlacedPools]):
 
 
 class PoolNames:
-    """The present names of several pools, by number: the names of the start, or if the picker finds its pools, the names in the document.
+    """The present names of several pools, by number: the names of the start, or if the picker finds its pools, the names in the
+    document.
     """
 
     def __init__(self, reader: DocumentReader, first: Sequence[str]) -> None:

@@ -72,7 +72,8 @@ class Scraped(Protocol):
 
 @dataclass(slots=True)
 class Ejected:
-    """The state of an endpoint that was ejected at least once. `cause`, `why`: the reason for its last change, in a word and in a sentence.
+    """The state of an endpoint that was ejected at least once. `cause`, `why`: the reason for its last change, in a word and in a
+    sentence.
     """
 
     ejected: bool = False

@@ -120,7 +120,8 @@ class Outliers:
         return self._steps.get(slot, 0)
 
     def reason(self, slot: int) -> tuple[str, str]:
-        """Returns why a slot is failing: the cause of most of its failed answers, and the evidence. Both are "" if the slot is not failing.
+        """Returns why a slot is failing: the cause of most of its failed answers, and the evidence. Both are "" if the slot is not
+        failing.
         """
         return self._reasons.get(slot, ("", "")) if slot in self._steps else ("", "")
 
