@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 
 def source_tls(source: MetricsDataSource) -> ssl.SSLContext | None:
-    """Returns the TLS context of a data source, or None for http. Raises ValueError with a text about what is wrong with the certificates."""
+    """Returns the TLS context of a data source, or None for http. Raises ValueError with a text about what is wrong with the
+    certificates.
+    """
     if source.scheme == "http":
         return None
     authorities = "" if source.insecure_skip_verify else source.ca_cert_path
@@ -60,7 +62,9 @@ class Credentials(NamedTuple):
         return cls(prefix_seed(options), {}, *certificates(options)).reading(sources, configuration)
 
     def reading(self, sources: Sequence[MetricsDataSource], configuration: str) -> "Credentials":
-        """Returns these credentials, but with the TLS contexts of `sources` only, read anew from the files of `sources`. Raises Unusable."""
+        """Returns these credentials, but with the TLS contexts of `sources` only, read anew from the files of `sources`. Raises
+        Unusable.
+        """
         try:
             return self._replace(scrape_tls={source.name: source_tls(source) for source in sources})
         except ValueError as wrong:

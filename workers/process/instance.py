@@ -154,7 +154,9 @@ class Instance:
 
     @property
     def pool_names(self) -> tuple[str, ...]:
-        """Returns the names of several pools, by number, with "" for a place without a pool. Returns no names if the picker has one pool."""
+        """Returns the names of several pools, by number, with "" for a place without a pool. Returns no names if the picker has one
+        pool.
+        """
         return tuple(pool.options.pool_name for pool in self.pools) if len(self.pools) > 1 else ()
 
     def begin(self, bundle: Bundle) -> None:

@@ -219,7 +219,9 @@ class Words:
     """Words in shared memory that the parent writes and children read."""
 
     def __init__(self, configurations: int = 1) -> None:
-        """`configurations`: the largest number of configurations: 1 for one pool; with several pools, one per pool and one for their list."""
+        """`configurations`: the largest number of configurations: 1 for one pool; with several pools, one per pool and one for their
+        list.
+        """
         self._page = mmap.mmap(-1, CONFIGURATIONS_AT + 2 * WORD * configurations)
         self._numbers = memoryview(self._page).cast("q")
         page = memoryview(self._page)[QUERIES_OF_DEATH_AT:CONFIGURATIONS_AT]

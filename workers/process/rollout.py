@@ -356,7 +356,9 @@ class Rollout:
             self._take_back(f"{CRASHES} processes ended while it was tried, the last one was {child}", now)
 
     def _publish(self, kept: Kept, text: str, now: float, *, answers: bool, successful: bool = True) -> None:
-        """Puts a configuration in force. Forgets kept configurations with the same content, because a return to them would change nothing."""
+        """Puts a configuration in force. Forgets kept configurations with the same content, because a return to them would change
+        nothing.
+        """
         self._kept = [*(each for each in self._kept if each.hash != kept.hash), kept][-KEPT:]
         candidate, publish = self.candidate, Publish(kept.slot, kept.number)
         if candidate is None:

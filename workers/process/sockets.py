@@ -198,7 +198,9 @@ def _not_bound(port: int, flag: str, refused: OSError, changed: str = "") -> str
 
 
 def received(environ: MutableMapping[str, str]) -> dict[str, socket.socket]:
-    """Returns the sockets that systemd has passed to this process, by name, and removes systemd's environment variables. Raises Unusable."""
+    """Returns the sockets that systemd has passed to this process, by name, and removes systemd's environment variables. Raises
+    Unusable.
+    """
     pid, count, named = (environ.pop(variable, "") for variable in VARIABLES)
     if pid != str(os.getpid()):
         return {}
