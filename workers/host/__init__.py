@@ -1,4 +1,4 @@
-"""What the picker needs of the machine and the operating system: CPUs, memory, limits, the allocator, logs, exit codes, files.
+"""Access to the machine and the operating system: CPUs, memory, limits, the allocator, logs, exit codes, files.
 
 May import: nothing of workers. Imported by: transport and all above it.
 """

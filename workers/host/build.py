@@ -1,6 +1,6 @@
 """Finds the version of the running program, and the Git commit from which it was built.
 
-Reads what pip has written beside the installed packages (`*.dist-info`) without `importlib.metadata`, which takes 2 MiB of each process.
+Reads pip's files beside the installed packages (`*.dist-info`) without `importlib.metadata`, which takes 2 MiB of each process.
 """
 
 import json
@@ -18,9 +18,9 @@ COMMIT = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
 
 
 def commit(environ: Mapping[str, str] = os.environ, source: Path = SOURCE) -> str:
-    """Returns the commit as hexadecimal digits; "" if nothing has it.
+    """Returns the commit as hexadecimal digits, or "" if it is unknown.
 
-    It comes from the variable EPP_COMMIT, else from what the build recorded, else from pip, else from the checkout.
+    The commit comes from the variable EPP_COMMIT, else from the file RECORDED, else from pip, else from the checkout.
     """
     given = environ.get("EPP_COMMIT", "") or _text(source / RECORDED).strip()
     return given or _installed() or _checked_out(source / ".git")

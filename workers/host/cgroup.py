@@ -11,8 +11,8 @@ from pathlib import Path, PurePosixPath
 
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 OWN_CGROUPS = Path("/proc/self/cgroup")
-OTHERS = 1  # CPUs for the supervisor and what else runs beside the workers
-WORKERS_MAX = 8  # more are seldom needed, and each takes 9 MiB
+OTHERS = 1  # CPUs for the supervisor and other programs
+WORKERS_MAX = 8  # more workers are seldom needed, and each worker takes 9 MiB
 
 
 def available(root: Path = CGROUP_ROOT, own: Path = OWN_CGROUPS) -> int:
@@ -23,7 +23,7 @@ def available(root: Path = CGROUP_ROOT, own: Path = OWN_CGROUPS) -> int:
 
 
 def default_workers(cpus: int) -> int:
-    """One worker per CPU, except for OTHERS, but at least one and at most WORKERS_MAX."""
+    """Returns one worker per CPU, minus OTHERS, but at least one and at most WORKERS_MAX."""
     return min(max(cpus - OTHERS, 1), WORKERS_MAX)
 
 

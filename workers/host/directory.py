@@ -13,7 +13,7 @@ from typing import Final
 
 QUIET_S: Final = 0.02
 DELAY_S_MAX: Final = 0.2
-LOOK_EVERY_S: Final = 5.0  # how often to look for changes of which no event came, as on a network file system
+LOOK_EVERY_S: Final = 5.0  # how often to look for changes without an event, as on a network file system
 READ_BYTES: Final = 1 << 16
 # See inotify(7).
 IN_MODIFY: Final = 0x2

@@ -78,7 +78,7 @@ class LineWriter:
 class Limit:
     """Allows at most `LINES_PER_S` lines per event and second, except of REQUEST.
 
-    The event's first line in a later second says in its field `suppressed` how many lines were left out.
+    The event's first line in a later second says in its field `suppressed` how many lines were dropped.
     """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
@@ -238,7 +238,7 @@ def _printable_values(_logger: Any, _method: str, event: Event) -> Event:
 
 
 def _non_blocking(descriptor: int) -> tuple[Callable[[bytes], int], Callable[[], None]]:
-    """Returns a function that writes to `descriptor` without waiting, and one that closes what was opened for that.
+    """Returns a function that writes to `descriptor` without waiting, and a function that closes the descriptor opened for this.
 
     The open file keeps its flags, because other processes may share it.
     """

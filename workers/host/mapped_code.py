@@ -22,7 +22,7 @@ _mappings: tuple[tuple[int, int], ...] = ()  # (first address, bytes)
 
 
 def note() -> None:
-    """Notes what may be given back, in this process and in those that it forks. Without a list of the kernel, that is nothing."""
+    """Notes which pages this process and its children may give back. Notes no page if the kernel lists no mappings."""
     global _mappings
     try:
         _mappings = tuple(unwritten(SMAPS.read_text()))
@@ -31,7 +31,7 @@ def note() -> None:
 
 
 def give_back() -> None:
-    """Unmaps the pages of the noted mappings. If the C library cannot do that, does nothing."""
+    """Unmaps the pages of the noted mappings. Does nothing if the C library cannot unmap pages."""
     madvise = getattr(ctypes.CDLL(None), "madvise", None)
     if madvise is not None:
         for address, size in _mappings:

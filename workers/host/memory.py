@@ -27,7 +27,7 @@ ROLLUP = Path("/proc/self/smaps_rollup")
 UNLIMITED = 1 << 60  # version 1 reports a number near 2**63 if there is no limit
 SHARE = 0.8
 LOOK_S = 2.0
-AGE_MIN_S = 60.0  # a younger worker does not leave: if a fresh worker needs that much memory, a restart does not help
+AGE_MIN_S = 60.0  # a younger worker does not leave: if a new worker needs so much memory, a restart does not help
 TRIM_EVERY_S = 60.0
 BURST_BYTES = 64 << 20
 BURST_EVERY_S = 10.0
@@ -49,7 +49,7 @@ class Leaving(enum.IntEnum):
 def share(configured: int | None, limit: int | None, workers: int) -> int:
     """Returns the bytes that one worker may use; 0 means no limit.
 
-    `configured`: the value of --worker-memory-limit. `limit`: the cgroup's limit. Both are in bytes; None if there is none.
+    `configured`: the value of --worker-memory-limit. `limit`: the cgroup's limit. Both are in bytes, or None without a limit.
     """
     if configured is not None:
         return configured
@@ -184,7 +184,7 @@ def _number(file: Path) -> int | None:
 
 
 def keep_freed_memory() -> bool:
-    """Makes glibc keep freed memory, and returns whether it accepted that. Another C library keeps its ways.
+    """Makes glibc keep freed memory. Returns whether glibc accepted the settings. Does not change any other C library.
 
     By default, glibc returns freed blocks over 128 KiB to the kernel at once. Then every copy of a long prompt causes a page fault per
     4 KiB, and these faults take half of the CPU time of a 400 KB request. Children inherit the thresholds.

@@ -25,7 +25,7 @@ SECRET_OPTIONS = frozenset({"replica_store"})  # values that may have a password
 
 
 class ReplicaStore(NamedTuple):
-    """Where replicas meet, as the options say. The URL may have a password: never log it."""
+    """The replica store of the options. The URL may have a password: never log it."""
 
     url: str
     password_file: str = ""
@@ -91,7 +91,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     replica_store_required: bool = True
     replica_store_prefix: str = ""  # begins all keys and channels; empty only without a store
     replica_name: str = ""  # empty: the instance's identity
-    replicas_max: int = 8  # how many other replicas count at most
+    replicas_max: int = 8  # the largest number of other replicas that count
     run_dir: str = "/dev/shm/epp"
     instance: str = "epp-9002"
     scrape_interval_s: float = SCRAPE_INTERVAL_MIN_S
@@ -105,17 +105,17 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     enable_pprof: bool = True
     ui: bool = True
     disable_endpoint_subset_filter: bool = False
-    # Groups of `epp.request.client_headers`; with GATEWAY among them, the gateway removes those of clients.
+    # Groups of `epp.request.client_headers`; with GATEWAY among them, the gateway removes these headers from client requests.
     trust_client_headers: tuple[str, ...] = TRUSTED_BY_DEFAULT
     pool_name: str = "epp"
-    # Whether --pool-name is set. If so, the pool is the source of endpoints, unless there is another one.
+    # Whether --pool-name is set. If so, the pool is the source of endpoints, unless another source is set.
     pool_given: bool = False
     pool_namespace: str = "default"
     pool_group: str = POOL_GROUP
     endpoint_selector: str = ""  # selects pods instead of a pool. Each selected pod has one endpoint per target port
     endpoint_target_ports: tuple[int, ...] = ()
     ha_enable_leader_election: bool = False
-    given: Mapping[str, str] = {}  # name of an option -> where its value comes from; the others have their defaults
+    given: Mapping[str, str] = {}  # name of an option -> the source of its value; all other options have their defaults
     log_level: str = "info"
     access_log: float = 0.0  # the share of the requests that get a line in the log
     log_format: str = "auto"
@@ -123,7 +123,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def pool_names(self) -> tuple[str, ...]:
-        """The names of several InferencePools; none if --pool-name is given once or not at all."""
+        """The names of several InferencePools. Empty if --pool-name is given at most once."""
         return tuple(self.pool_name.split(",")) if self.pool_given and "," in self.pool_name else ()
 
     @property

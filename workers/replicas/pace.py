@@ -1,8 +1,8 @@
-"""When the exchange takes its turn: when the supervisor has read the bus of the prefix index, or else by a timer.
+"""Decides when the exchange takes a turn: after the supervisor has read the bus of the prefix index, or else by a timer.
 
-To wake a process up costs more than a turn. So under load the supervisor reads the bus each TICK_S, until it has found nothing
-BUS_PATIENCE times. A turn follows each read, and before the timer, which is set to TICK_S after each turn. Without load, a turn follows
-at once when something comes, unless this replica has published within EARLY_S.
+A wake-up of a process costs more than a turn. So under load the supervisor reads the bus each TICK_S, until BUS_PATIENCE reads have found
+no frame. A turn follows each read, or the timer, which is set to TICK_S after each turn. Without load, a turn follows each message at once,
+unless this replica has published within EARLY_S.
 """
 
 import asyncio
@@ -17,7 +17,9 @@ EARLY_S: Final = 0.0065
 
 
 class TurnPace:
-    """Calls `turn` again and again between `begin` and `end`. A turn that raises is the last one, and `begin` raises the same."""
+    """Calls `turn` again and again between `begin` and `end`. A turn that raises is the last turn, and `begin` raises the same
+    exception.
+    """
 
     def __init__(self) -> None:
         self._turn: Callable[[], bool] | None = None
@@ -28,11 +30,11 @@ class TurnPace:
         self._published = float("-inf")
 
     def rhythm(self) -> Rhythm:
-        """Returns how the supervisor shall read the bus."""
+        """Returns how the supervisor must read the bus."""
         return Rhythm(self.woken, TICK_S, BUS_PATIENCE)
 
     async def run(self, turn: Callable[[], bool]) -> None:
-        """Takes turns until one returns false. Raises what a turn raises."""
+        """Takes turns until one returns false. Raises the exceptions of turns."""
         self._loop = asyncio.get_running_loop()
         self._ended = self._loop.create_future()
         self._turn = turn
@@ -50,7 +52,7 @@ class TurnPace:
             self._take()
 
     def published(self) -> None:
-        """Notes that this turn publishes something."""
+        """Notes that this turn publishes a message."""
         self._published = self._last
 
     def _take(self) -> None:

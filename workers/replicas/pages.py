@@ -1,9 +1,9 @@
-"""Metrics pages of model servers that one replica has read, for all: those of this replica on their way to others, and those of others.
+"""Shares metrics pages of model servers among replicas: the pages that this replica has read, and the pages that others have read.
 
-A page is known by what it has shown. Each replica publishes what it has read in its next message. Others use it as if they had read the
-page themselves, if they read the same columns.
+Messages have the values of pages. Each replica publishes the pages that it has read in its next message. Others use these pages like their
+own, if they read the same columns.
 
-Of each endpoint only the last page waits. Pages that were not published in time, because the store is away, are dropped.
+For each endpoint, only the last page waits. While the store is away, pages that wait too long are dropped.
 """
 
 from collections.abc import Callable
@@ -17,8 +17,8 @@ US = 1e6  # per second
 
 
 class Page(NamedTuple):
-    """What a page has shown. `at`: when it was read, on this replica's clock. `inflight`: the requests of all replicas at the endpoint when
-    the page was asked for. `values` and `present`: as `Extracted` has them.
+    """The values of a page. `at`: when the page was read, on this replica's clock. `inflight`: the requests of all replicas at the endpoint
+    when the page was asked for. `values` and `present`: as `Extracted` has them.
     """
 
     at: float
@@ -35,18 +35,18 @@ def _use_none(_slot: int, _owner: int, _page: Page) -> bool:
 
 
 class Pages:
-    """Pages on their way. `used`: how many pages of others this replica has used; `foreign`: how many it could not read."""
+    """The waiting pages. `used`: how many pages of others this replica has used. `foreign`: how many it could not read."""
 
     def __init__(self, places: Places) -> None:
         self._places = places
         self._columns = self._width = 0
         self._use: Use = _use_none
-        self._read: dict[int, Page] = {}  # owner -> what this replica has read since the last message
-        self._heard: dict[int, Page] = {}  # key of an endpoint -> what others have read since the last `apply`
+        self._read: dict[int, Page] = {}  # owner -> the page that this replica has read since the last message
+        self._heard: dict[int, Page] = {}  # key of an endpoint -> the page that others have read since the last `apply`
         self.used = self.foreign = 0
 
     def share(self, columns: int, width: int, use: Use = _use_none) -> None:
-        """Shares pages from now on, unless they have no values or too many. `columns`: a fingerprint of the `width` values of each.
+        """Shares pages from now on, unless a page has no values or too many. `columns`: a fingerprint of the `width` values of a page.
 
         `use(slot, owner, page)` takes a page of another replica, and returns whether it uses the page.
         """
@@ -55,13 +55,13 @@ class Pages:
         self._heard.clear()
 
     def read(self, owner: int, page: Page) -> None:
-        """Takes a page that this replica has read. `owner`: that of the endpoint."""
+        """Adds a page that this replica has read. `owner`: the owner number of the endpoint."""
         if self._width:
             self._read.pop(owner, None)  # so that the oldest page is the first one
             self._read[owner] = page
 
     def take(self, now: float) -> PageRows | None:
-        """Returns what is new since the last call, or of it as much as a message can have."""
+        """Returns the new pages since the last call, as many as fit into a message."""
         if not self._read:
             return None
         row, keys = page_row(self._width), self._places.pages.keys
@@ -75,7 +75,7 @@ class Pages:
         return PageRows(self._columns, self._width, b"".join(rows)) if rows else None
 
     def hear(self, told: PageRows | None, now: float) -> None:
-        """Takes the pages of a message that was read now."""
+        """Adds the pages of a message that was read at `now`."""
         if told is None or not self._width:
             return
         if (told.columns, told.width) != (self._columns, self._width):
@@ -88,7 +88,7 @@ class Pages:
                 self._heard[key] = Page(at, inflight, tuple(values), present)
 
     def apply(self) -> None:
-        """Uses what was heard."""
+        """Uses the collected pages of others."""
         heard, self._heard, places = self._heard, {}, self._places.pages
         for key, page in heard.items():
             slot = places.slots.get(key)

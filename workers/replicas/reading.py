@@ -1,4 +1,4 @@
-"""Reads the messages of other replicas. Nothing in them is trusted."""
+"""Reads the messages of other replicas, and trusts no value in them."""
 
 import math
 import re
@@ -24,7 +24,7 @@ from workers.replicas.wire import (
     page_row,
 )
 
-NAME: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{NAME_MAX}}}")  # the rule of --replica-name; it goes into logs
+NAME: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{NAME_MAX}}}")  # the rule of --replica-name; the name appears in logs
 NAMES_MAX: Final = 64
 _names: Final[set[str]] = set()
 
@@ -52,13 +52,15 @@ def decode(data: bytes) -> Message:
 
 
 def sender(data: bytes) -> str:
-    """Returns the name in a message without reading the rest; "" if there is none at its place. Costs little, whatever the message."""
+    """Returns the name in a message without reading the rest, or "" if the message has no name at this place. Costs little for every
+    message.
+    """
     head = data[2] if len(data) > 4 else 0
     if 0xA0 <= head < 0xC0:  # msgpack: a string of less than 32 bytes
         begin, size = 3, head - 0xA0
-    elif head == 0xD9:  # of less than 256
+    elif head == 0xD9:  # msgpack: a string of less than 256 bytes
         begin, size = 4, data[3]
-    elif head == 0xDA:  # of less than 65,536
+    elif head == 0xDA:  # msgpack: a string of less than 65,536 bytes
         begin, size = 5, int.from_bytes(data[3:5])
     else:
         return ""
@@ -66,12 +68,12 @@ def sender(data: bytes) -> str:
 
 
 def _other_form(data: bytes) -> bool:
-    """Whether this is the beginning of a message of another version: an array that begins with a number that is not ours."""
+    """Returns whether the message is of another version: an array that begins with another number than this version's."""
     return len(data) > 1 and (0x90 <= data[0] <= 0x9F) and data[1] < 0x80 and data[1] != FORM
 
 
 def _is_name(name: str) -> bool:
-    """Whether this can be the name of a replica. Remembers some names, because most messages come from a few replicas."""
+    """Returns whether this can be the name of a replica. Remembers some names, because most messages come from a few replicas."""
     if name in _names:
         return True
     if NAME.fullmatch(name) is None:
@@ -83,7 +85,9 @@ def _is_name(name: str) -> bool:
 
 
 def _consistent(blocks: Blocks) -> bool:
-    """Whether the three parts fit each other. The number of endpoints is bounded, so their counts are, too, before they are summed."""
+    """Returns whether the three parts fit each other. The number of endpoints is bounded, so their counts are, too, before they are
+    summed.
+    """
     counts, total = blocks.counts, 0
     if len(counts) % 2 or len(counts) * 4 != len(blocks.endpoints):
         return False
@@ -93,7 +97,7 @@ def _consistent(blocks: Blocks) -> bool:
 
 
 def _possible(key: int, tokens: float, requests: float, _: int, fills_tokens: float, fills_requests: float) -> bool:
-    """Whether a tenant can have used so much of its budget."""
+    """Returns whether a tenant can have used so much of its budget."""
     return (
         0 < key <= KEY_MAX
         and max(abs(tokens), abs(requests)) < USED_MAX
@@ -103,7 +107,7 @@ def _possible(key: int, tokens: float, requests: float, _: int, fills_tokens: fl
 
 
 def _plausible(pages: PageRows) -> bool:
-    """Whether a server can have had such pages: recent, with numbers that the extractor of a page may return; and few enough."""
+    """Returns whether a server can have had such pages: few and recent, with numbers that an extractor may return."""
     row, width = page_row(pages.width), pages.width
     if len(pages.rows) % row.size or len(pages.rows) > PAGES_MAX * row.size:
         return False

@@ -1,9 +1,10 @@
-"""Reads what the store sends, in RESP 3, within limits, so that a store that lies can neither fill the memory nor raise what it likes.
+"""Reads the answers of the store in RESP 3, within limits, so that a hostile store can neither fill the memory nor cause other exceptions.
 
     answers   +text, -error, :number, $bytes, _ (none), and small arrays and maps of these
     messages  >3 "message" channel data
 
-An answer has at most REPLY_BYTES_MAX bytes, ELEMENTS_MAX elements and DEPTH_MAX levels. A size is refused before its bytes have come.
+An answer has at most REPLY_BYTES_MAX bytes, ELEMENTS_MAX elements and DEPTH_MAX levels. A size beyond the limit is refused before its bytes
+arrive.
 """
 
 import re
@@ -23,28 +24,28 @@ ARRAYS: Final = {ord("*"): 1, ord(">"): 1, ord("~"): 1, ord("%"): 2}  # kind -> 
 
 
 class InvalidReply(Exception):
-    """Says that the store has sent something that no store sends."""
+    """Raised if the store has sent bytes that are no RESP 3, or that exceed the limits."""
 
 
 class Refusal(NamedTuple):
-    """An error that the store answered."""
+    """An error as an answer of the store."""
 
     text: str
 
 
 class _More(Exception):
-    """Says that the rest of an answer has not come yet."""
+    """Raised if the rest of an answer has not arrived yet."""
 
 
 class Replies:
-    """Takes bytes as they come, and yields complete answers and messages."""
+    """Collects received bytes, and yields complete answers and messages."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, data: bytes) -> Iterator[Any]:
-        """Yields what is complete: a message as a pair of channel and content; Refusal, bytes, int, None, or a list of these. Raises
-        InvalidReply.
+        """Yields each complete message as a pair of channel and content, and each complete answer as Refusal, bytes, int, None, or a list
+        of these. Raises InvalidReply.
         """
         if self._rest:
             data = self._rest + data
@@ -63,7 +64,7 @@ class Replies:
 
 
 def _value(data: bytes, at: int, depth: int) -> tuple[Any, int]:
-    """Returns the value that begins here, and where it ends. Raises _More or InvalidReply."""
+    """Returns the value that begins at `at`, and the position of its end. Raises _More or InvalidReply."""
     stop = data.find(b"\r\n", at, at + LINE_BYTES_MAX)
     if stop < 0:
         if len(data) - at >= LINE_BYTES_MAX:

@@ -1,12 +1,12 @@
 """Connects to the store: Redis or Valkey, over TCP, TLS or a socket, alone, behind Sentinel, or as a cluster.
 
-A link is one connection to one server (`connection`); the client library finds the server, if Sentinel or a cluster names it. In a
-cluster, all names have one hash tag, so one node has all keys; a message that is published there reaches only the listeners of that node
-in some versions, and all replicas listen there.
+A link is one connection to one server (`connection`); the client library finds the server, if Sentinel or a cluster names it. In a cluster,
+all names have one hash tag, so one node has all keys. All replicas listen at this node, because in some versions, a published message
+reaches only listeners of the same node.
 
     <prefix>:1:all             channel of all messages (`wire`)
-    <prefix>:1:to:<name>       channel of what only one replica needs
-    <prefix>:1:secret          the seed of block hashes, if no file gives it
+    <prefix>:1:to:<name>       channel of messages for one replica
+    <prefix>:1:secret          the seed of block hashes, unless it comes from a file
     <prefix>:1:epoch           counts the lives of replicas
 
 Channels are the same in all databases of a store. So names have the number of the database behind the 1
@@ -40,13 +40,13 @@ from workers.replicas.wire import EPOCH_MAX
 
 ANSWER_S = 0.5  # how long the store may take for one answer, and to accept a connection
 CONTACT_S = 6.0
-SILENCE_S = 1.0  # a listener that hears not even its own messages for so long has lost its connection
+SILENCE_S = 1.0  # a listener that does not hear even its own messages for so long has lost its connection
 PASSWORD_BYTES_MAX = 4096
 VERSION = 1
 SECRET = re.compile(rb"[0-9a-f]{16}")
 NUMBER = re.compile(rb"[0-9]{1,19}")
-CLIENT = re.compile(r"<redis\..*?> - ")  # how the client names itself in its own texts
-REFUSED = ("username-password", "AuthenticationError")  # also within the client's own texts, such as that on several Sentinels
+CLIENT = re.compile(r"<redis\..*?> - ")  # the name of the client in its own texts
+REFUSED = ("username-password", "AuthenticationError")  # these may also occur within the client's own texts
 ANSWERS = {  # first word of an error that the store answers -> label
     "NOAUTH": "refused", "WRONGPASS": "refused", "NOPERM": "denied", "OOM": "full", "READONLY": "read-only", "MISCONF": "read-only",
 }  # fmt: skip
@@ -56,7 +56,7 @@ _Sentinel: Any = Sentinel  # its constructor has no types
 
 
 class StoreError(Exception):
-    """Says why the store cannot be used. `why`: unreachable, slow, refused (user or password), denied (ACL), full, read-only, error."""
+    """Raised if the store cannot be used. `why`: unreachable, slow, refused (user or password), denied (ACL), full, read-only, error."""
 
     def __init__(self, why: str, text: str) -> None:
         super().__init__(text)
@@ -64,7 +64,7 @@ class StoreError(Exception):
 
     @property
     def permanent(self) -> bool:
-        """Whether another attempt cannot help before somebody changes a setting."""
+        """Whether another attempt is useless until an operator changes a setting."""
         return self.why in ("refused", "denied", "file")
 
 
@@ -79,12 +79,12 @@ class StoreNames:
         self.epoch = f"{self._beginning}:epoch"
 
     def to(self, name: str) -> str:
-        """The channel of one replica."""
+        """Returns the channel of one replica."""
         return f"{self._beginning}:to:{name}"
 
 
 def password_of(address: Address, file: str) -> str:
-    """Returns the password: of the file, else of the environment, else of the URL. Raises StoreError if the file cannot be read."""
+    """Returns the password: from the file, else from the environment, else from the URL. Raises StoreError if the file cannot be read."""
     if not file:
         return os.environ.get(PASSWORD_VARIABLE) or address.password
     return _password_in(file, "--replica-store-password-file")
@@ -99,14 +99,14 @@ def _password_in(file: str, given_by: str) -> str:
 
 
 async def opened(store: ReplicaStore, name: str) -> "StoreLink":
-    """Connects with the store of the options, as the replica `name`. Raises StoreError."""
+    """Connects to the store of the options, as the replica `name`. Raises StoreError."""
     address = parse_address(store.url)
     names = StoreNames(store.prefix, cluster=address.cluster, database=address.database)
     return await StoreLink.open(address, names, password_of(address, store.password_file), name)
 
 
 class StoreLink:
-    """A connection to the store that listens to the channels of a replica. `open` makes it."""
+    """A connection to the store, made by `open`, that listens to the channels of a replica."""
 
     def __init__(self, address: Address, names: StoreNames, connection: StoreConnection) -> None:
         self._address = address
@@ -117,7 +117,9 @@ class StoreLink:
 
     @classmethod
     async def open(cls, address: Address, names: StoreNames, password: str, name: str) -> "StoreLink":
-        """Connects, and subscribes to two channels: the one for all replicas, and that of the replica `name`. Raises StoreError."""
+        """Connects, and subscribes to two channels: the channel of all replicas, and the channel of the replica `name`. Raises
+        StoreError.
+        """
         with _InWords(address, password):
             where = await _server(address, names, password)
             async with asyncio.timeout(ANSWER_S):
@@ -134,7 +136,7 @@ class StoreLink:
         return link
 
     def listen(self, hear: Callable[[str, bytes], None]) -> None:
-        """Passes each message from now on to `hear`: channel, data. If it raises, the link fails."""
+        """Passes each message from now on to `hear`: channel, data. If `hear` raises, the link fails."""
         self._connection.hear = lambda channel, data: hear(channel.decode(errors="replace"), data)
 
     def close(self) -> None:
@@ -153,19 +155,19 @@ class StoreLink:
                 return await self._connection.ask(*commands)
 
     def publish(self, channel: str, data: bytes) -> None:
-        """Publishes a message, and waits for nothing. Raises StoreError if the link has failed."""
+        """Publishes a message without waiting. Raises StoreError if the link has failed."""
         with self._in_words:
             begin = self._to_all if channel == self.names.all else publishing(channel)
             self._connection.send(b"%b$%d\r\n%b\r\n" % (begin, len(data), data))
 
     @property
     def settled(self) -> bool:
-        """Whether the store has answered everything."""
+        """Whether the store has answered all commands."""
         return self._connection.settled
 
     def check(self) -> None:
-        """Reads what the store has sent: messages go to the listener. Raises StoreError if the link has failed, or if the store has not
-        answered or said anything for too long.
+        """Reads received bytes, and passes messages to the listener. Raises StoreError if the link has failed, or if the store was silent
+        for too long.
         """
         with self._in_words:
             self._connection.check()
@@ -180,14 +182,14 @@ class StoreLink:
         return max(epoch, least)
 
     async def remind(self, least: int) -> None:
-        """Makes sure that later numbers will be above `least`, if the store has lost what it knew. Raises StoreError."""
+        """Makes sure that later numbers will be above `least`, even if the store has lost its number. Raises StoreError."""
         held = await self.command("GET", self.names.epoch)
         known = int(held) if isinstance(held, bytes) and NUMBER.fullmatch(held) else 0
         if known < least:
             await self._counted(least - known)
 
     async def _counted(self, up: int) -> int:
-        """Counts the epoch up. Raises StoreError; its text names the key if that is why."""
+        """Counts the epoch up. Raises StoreError, whose text names the key if the key is the reason."""
         wrong = f"{self._address}: {self.names.epoch} in the store is not a number of this picker: delete the key"
         try:
             number = await self.command("INCRBY", self.names.epoch, up)
@@ -198,7 +200,7 @@ class StoreLink:
         return number
 
     async def agree(self, offered: bytes) -> bytes:
-        """Returns the secret that the store has: 16 hexadecimal digits. Stores `offered` if it has none. Raises StoreError."""
+        """Returns the secret in the store: 16 hexadecimal digits. Stores `offered` if the store has no secret. Raises StoreError."""
         held = await self.command("GET", self.names.secret)
         if held is None:
             await self.command("SET", self.names.secret, offered, "NX")
@@ -237,7 +239,7 @@ async def _server(address: Address, names: StoreNames, password: str) -> tuple[s
 
 
 def _tls_context(address: Address) -> ssl.SSLContext | None:
-    """Returns the TLS context of the connection; None without TLS. Raises StoreError for a wrong file."""
+    """Returns the TLS context of the connection, or None without TLS. Raises StoreError for a wrong file."""
     if not address.tls:
         return None
     try:
@@ -262,7 +264,7 @@ def _common(user: str, password: str) -> dict[str, Any]:
 
 
 def _tls(address: Address) -> dict[str, Any]:
-    """The settings of TLS for the client library."""
+    """Returns the TLS settings for the client library."""
     if not address.tls:
         return {}
     return {
@@ -276,7 +278,7 @@ def _tls(address: Address) -> dict[str, Any]:
 
 
 class _InWords(contextlib.AbstractContextManager[None]):
-    """Turns the exceptions of the client into a StoreError whose text has no password. The client never shows that of Sentinel."""
+    """Turns the exceptions of the client into a StoreError whose text has no password. The client never shows Sentinel's password."""
 
     def __init__(self, address: Address, password: str = "") -> None:
         self._address = address
@@ -312,7 +314,7 @@ def _why(failure: Exception) -> str:
 def contact(store: ReplicaStore, offered: bytes) -> ContactAnswer:
     """Finds out whether the store can be used in each way that the picker needs, and the common secret of block hashes.
 
-    `offered`: the secret to store if it has none; empty: none is needed.
+    `offered`: the secret to store if the store has none, or empty if the picker needs no secret.
     """
     try:
         return asyncio.run(_contact(store, offered))

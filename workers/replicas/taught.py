@@ -1,10 +1,10 @@
-"""What the workers of this replica teach the prefix index, on its way to other replicas, and what others teach this one's.
+"""Passes updates of the prefix index from the workers of this replica to other replicas, and from other replicas to this one's index.
 
-Others get what is news: blocks that this index did not have, or that nobody has used for `STALE_TICKS`. So a prefix that all replicas use
-all the time is named once in that time, and not with each request.
+Other replicas get only news: blocks that this index did not have, or that were unused for `STALE_TICKS`. So a prefix that all replicas use
+all the time is sent once per `STALE_TICKS`, and not with each request.
 
-The updates wait in order until the next message. If more than `BACKLOG_BYTES` wait, because the store is away, the oldest are dropped:
-that only lowers the hit rate.
+The updates wait in order until the next message. If more than `BACKLOG_BYTES` wait, because the store is away, the oldest are dropped. This
+only lowers the hit rate.
 """
 
 from array import array
@@ -18,17 +18,17 @@ from shm.prefix_writer import IndexWriter
 from workers.replicas.endpoint_places import Places
 from workers.replicas.wire import RUNS_MAX, Blocks
 
-STALE_TICKS: Final = 64  # of the index's clock: 4 s
+STALE_TICKS: Final = 64  # ticks of the index's clock: 4 s
 BACKLOG_BYTES: Final = 1 << 20
 MESSAGE_BYTES: Final = 1 << 16  # hashes in one message
-UPDATE_BYTES: Final = 32  # of memory, besides the hashes
-KEY_BYTES: Final = 8  # of an endpoint
+UPDATE_BYTES: Final = 32  # bytes of memory per update, besides the hashes
+KEY_BYTES: Final = 8  # bytes of an endpoint's key
 
 Hashes = NDArray[np.uint64]
 
 
 class Update:
-    """Some runs of hashes, as `wire.Blocks` has them. `forget`: they are taken back."""
+    """Some runs of hashes, as in `wire.Blocks`. `forget`: whether the blocks are taken back."""
 
     __slots__ = ("counts", "endpoints", "forget", "hashes")
 
@@ -38,10 +38,10 @@ class Update:
 
 
 class Taught:
-    """Passes updates on to the index, and keeps the news for other replicas. `dropped`: updates that no message will have.
+    """Passes updates on to the index, and keeps the news for other replicas. `dropped`: the number of updates that were dropped.
 
-    The updates of others are only collected at first. `apply` handles all of one turn together: for an array of hashes, each step costs as
-    much as for one hash.
+    Collects the updates of others. `apply` handles all updates of one turn together, because each step costs as much for one hash as for an
+    array.
     """
 
     def __init__(self, index: IndexWriter, places: Places) -> None:
@@ -49,7 +49,7 @@ class Taught:
         self._places = places
         self._waiting: deque[Update] = deque()
         self._bytes = 0
-        self._learned: list[tuple[Blocks, bool]] = []  # of others, since the last `apply`; whether they are taken back
+        self._learned: list[tuple[Blocks, bool]] = []  # the blocks of others since the last `apply`, and whether they are taken back
         self.dropped = 0
 
     def insert(self, hashes: Hashes, owners: NDArray[np.uint16], age: int) -> None:
@@ -64,7 +64,7 @@ class Taught:
         self._keep([owner], [len(hashes)], hashes.astype("<u8", copy=False).tobytes(), forget=True)
 
     def take(self) -> tuple[Blocks | None, Blocks | None]:
-        """Returns the oldest updates, as many as one message may have: what was learned, and what was taken back after that."""
+        """Returns the oldest updates, as many as one message may have: the learned blocks, then the blocks that were taken back."""
         if not self._waiting:
             return None, None
         return self._take(forget=False), self._take(forget=True)
@@ -77,7 +77,7 @@ class Taught:
             self._learned.append((taken_back, True))
 
     def apply(self, age: int) -> None:
-        """Applies the collected updates of others to the index, but those of endpoints that this replica does not know."""
+        """Applies the collected updates of others to the index, except updates of endpoints that this replica does not know."""
         if not self._learned:
             return
         learned, self._learned = self._learned, []
@@ -119,7 +119,9 @@ class Taught:
         return Blocks(endpoints, counts, hashes) if hashes else None
 
     def _keep(self, owners: list[int], counts: list[int], hashes: bytes, *, forget: bool) -> None:
-        """Puts updates into the queue, in parts that one message can have. An owner without endpoint gets the key 0, which nobody has."""
+        """Puts updates into the queue, in parts that one message can have. An owner without endpoint gets the key 0, which no endpoint
+        has.
+        """
         endpoints = [self._places.keys.get(owner, 0) for owner in owners]
         if len(hashes) <= MESSAGE_BYTES and len(endpoints) <= RUNS_MAX:
             self._put(Update(endpoints, counts, hashes, forget))

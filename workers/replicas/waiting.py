@@ -1,7 +1,7 @@
-"""Sums up what waits in flow control here, for messages to other replicas, and writes the sums of the others into the remote area.
+"""Sums up the requests that wait in flow control at this replica, for messages, and writes the sums of other replicas into the remote area.
 
-The limits of bands and of all bands hold over all replicas, because each worker adds the remote area to what it sees of the other
-workers. A band is named by its priority, since its place in the areas differs between replicas.
+The limits of bands and of all bands hold over all replicas, because each worker adds the remote area to the areas of the other workers.
+Messages name a band by its priority, because its place in the areas differs between replicas.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,14 +14,14 @@ from shm.remote_area import RemoteArea
 from workers.replicas.wire import ONLY, Band, Flow, PoolFlow
 from workers.shared.objectives import ObjectivesView
 
-REQUESTS_MAX = 1 << 24  # that wait in one band of one replica
+REQUESTS_MAX = 1 << 24  # the most requests that can wait in one band of one replica
 BYTES_MAX = 1 << 44
 PROGRESS_MASK = (1 << 62) - 1
-LOOKS_MAX: Final = 64  # quiet pools that are looked at in one turn
+LOOKS_MAX: Final = 64  # the number of quiet pools to check in one turn
 
 
 class News(NamedTuple):
-    """What a message says of what waits: `flow` of the only pool, `flows` of several."""
+    """The waiting requests in a message: `flow` for the only pool, `flows` for several pools."""
 
     flow: Flow | None = None
     flows: Sequence[PoolFlow] = ()
@@ -42,7 +42,7 @@ class Waiting:
         self._progress = 0
 
     def bands(self, *, whole: bool) -> Flow | None:
-        """Returns what waits here, by band; None if nothing changed since the last call and `whole` is false."""
+        """Returns the waiting requests of this replica by band. Returns None if no band has changed since the last call, unless `whole`."""
         if not whole and not self._said and not self._flow.total(WAITING):
             return None
         self._objectives.look()
@@ -58,7 +58,7 @@ class Waiting:
         return Flow(bands, progress)
 
     def show(self, flows: Iterable[Flow]) -> None:
-        """Writes the sums of what waits in other replicas, and where the most important of it waits."""
+        """Writes the sums of the requests that wait in other replicas, and the most important waiting band."""
         self._objectives.look()
         places = self._objectives.places
         sums: dict[int, list[int]] = {place: [0, 0] for place in range(self._remote.schema.bands)}
@@ -83,22 +83,22 @@ class Waiting:
 
 
 class WaitingInPools:
-    """What waits in each pool, by its key. In one turn, LOOKS_MAX pools in which nothing waited are looked at."""
+    """The waiting requests of each pool, by the key of the pool. One turn checks at most LOOKS_MAX pools without waiting requests."""
 
     def __init__(self, pools: Mapping[int, Waiting]) -> None:
         self._pools = pools
-        self._busy: set[int] = set()  # keys of the pools of which others know that something waits
+        self._busy: set[int] = set()  # keys of the pools whose waiting requests other replicas know
         self._turn = iter(pools)
 
     def use(self, pools: Mapping[int, Waiting]) -> None:
-        """Takes over other pools."""
+        """Switches to other pools."""
         self._pools = pools
         self._busy &= pools.keys()
         self._turn = iter(pools)
 
     def news(self, *, whole: bool) -> News:
-        """Returns what a message says: what is new, and if it is `whole`, also the only pool, and the pools of which others know that
-        something waits.
+        """Returns the waiting requests for a message: changes, and for a `whole` message also the only pool and all pools whose waiting
+        requests others know.
         """
         only, flows = None, []
         for key in {*self._busy, *self._next()}:
@@ -118,7 +118,9 @@ class WaitingInPools:
         return News(only, flows)
 
     def show(self, pools: Iterable[int], flows: Callable[[int], Iterable[Flow]]) -> None:
-        """Writes what waits elsewhere in those of these pools that this replica has. `flows` returns it by the key of a pool."""
+        """Writes the requests that wait in other replicas, for those `pools` that this replica has. `flows` returns them by the key of a
+        pool.
+        """
         for key in pools:
             if (waiting := self._pools.get(key)) is not None:
                 waiting.show(flows(key))

@@ -9,22 +9,22 @@
     pages     | columns | width | rows |                             metrics pages that the sender has read
     row       | endpoint u64 | age in us u32 | requests u32 | present u64 | value f64 ... |    as many values as the width says
 
-    flows     (pool, flow) ...                                       what waits in each of several pools
+    flows     (pool, flow) ...                                       the waiting requests of each of several pools
     budgets   | tenant u64 | tokens f64 | requests f64 | in flight u32 | seconds until full f32, f32 | ...
-                                                                     what tenants with a budget have used since the sender's start, and
+                                                                     the use of tenants with a budget since the sender's start, and
                                                                      when their buckets of tokens and requests are full
 
 - An endpoint is named by a hash of `uid@host:port`, or of `pool/uid@host:port` if the sender has several pools: slots and numbers of pools
-  differ between replicas, and another pod may take over an address. A pool is named by a hash of its name; the only one has 0. All
-  numbers are little-endian.
-- A message is *whole* if it has the loads of all endpoints that have any. Any other message has the rows that changed.
+  differ between replicas, and another pod may take over an address. A pool is named by a hash of its name; the only pool has 0. All numbers
+  are little-endian.
+- A message is *whole* if it has the loads of all endpoints with load. Any other message has only the rows that have changed.
 - `epoch` is the number that the store gave to the sender's connection; `origin` is random and decides between equal epochs.
 - `secret` is a fingerprint of the seed of block hashes. Blocks under another seed mean nothing.
-- `columns` is a fingerprint of what is read from a page. Values of other columns mean nothing.
-- The `requests` of a page are those of all replicas in flight at the endpoint when its page was asked for.
+- `columns` is a fingerprint of the columns that are read from a page. Values of other columns mean nothing.
+- The `requests` of a page are the requests of all replicas in flight at the endpoint when the page was asked for.
 - Versions before 0.3 have no `pages`, no `budgets` and no `flows`. A reader ignores parts that it does not know at the end, and an absent
   part has its default.
-- Nothing here is trusted: `reading` bounds each size, and each number is brought into its range.
+- A reader trusts no value: `reading` bounds each size, and brings each number into its range.
 """
 
 import functools
@@ -39,33 +39,33 @@ from msgspec import Meta
 FORM: Final = 2
 MESSAGE_BYTES_MAX: Final = 1 << 20
 ROWS_MAX: Final = 1 << 14
-REQUESTS_MAX: Final = 1 << 20  # in flight at one endpoint, by one replica
+REQUESTS_MAX: Final = 1 << 20  # requests of one replica in flight at one endpoint
 TOKENS_MAX: Final = 1 << 40
 RUNS_MAX: Final = 1 << 12  # runs of hashes of one endpoint in one message
 BANDS_MAX: Final = 64
-POOLS_MAX: Final = 1000  # that a replica has
-ONLY: Final = 0  # the key of the pool of a replica that has only one
+POOLS_MAX: Final = 1000  # the largest number of pools of a replica
+ONLY: Final = 0  # the key of the pool of a replica with one pool
 HASH_MASK: Final = (1 << 63) - 1
-# endpoint, requests, tokens; mostly few rows, for which this is faster than an array
+# endpoint, requests, tokens; messages mostly have few rows, for which this is faster than an array
 ROW: Final = struct.Struct("<QIQ")
 
 BUDGET: Final = struct.Struct("<QddIff")
 BUDGETS_MAX: Final = 2048  # tenants in one message
 USED_MAX: Final = 1e15  # tokens of a tenant
 
-PAGES_MAX: Final = 128  # in one message; a supervisor cannot scrape faster
+PAGES_MAX: Final = 128  # pages in one message; a supervisor cannot scrape faster
 WIDTH_MAX: Final = 64  # values of a page
 PAGE_BYTES_MAX: Final = 24 + 8 * WIDTH_MAX
-AGE_US_MAX: Final = 2_000_000  # of a page: another one follows after 2 s
+AGE_US_MAX: Final = 2_000_000  # the largest age of a page, because the next page follows after 2 s
 EPOCH_MAX: Final = (1 << 62) - 1
-EPOCH_FOLLOWED_MAX: Final = 1 << 40  # no store counts so far; a higher number is a lie, and no replica goes above it
+EPOCH_FOLLOWED_MAX: Final = 1 << 40  # no store counts so far; a higher number is false, and no replica goes above it
 
 NAME_MAX: Final = 300
 Count = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]  # also a hash of 63 bits
 
 
 class NotUsable(Exception):
-    """Says that a message is not used. `why` is a label of the metric that counts it."""
+    """Raised if a message cannot be used. `why` is a label of the metric that counts such messages."""
 
     def __init__(self, why: str) -> None:
         super().__init__(why)
@@ -73,7 +73,7 @@ class NotUsable(Exception):
 
 
 class Band(msgspec.Struct, array_like=True, frozen=True):
-    """What waits in one band."""
+    """The waiting requests of one band."""
 
     priority: Annotated[int, Meta(ge=-(1 << 31), le=(1 << 31) - 1)]
     requests: Count
@@ -81,14 +81,14 @@ class Band(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Flow(msgspec.Struct, array_like=True, frozen=True):
-    """What waits in the flow control of the sender, over its workers."""
+    """The waiting requests in the flow control of the sender, over all its workers."""
 
     bands: Annotated[list[Band], Meta(max_length=BANDS_MAX)]
-    progress: Count = 0  # how many requests its workers have let through
+    progress: Count = 0  # the number of requests that its workers have let through
 
 
 class PoolFlow(msgspec.Struct, array_like=True, frozen=True):
-    """What waits in one of several pools."""
+    """The waiting requests of one of several pools."""
 
     pool: Count
     flow: Flow
@@ -103,7 +103,7 @@ class Blocks(msgspec.Struct, array_like=True, frozen=True):
 
 
 class PageRows(msgspec.Struct, array_like=True, frozen=True):
-    """What metrics pages have shown: a row of `page_row` per page."""
+    """The values of metrics pages: a row of `page_row` per page."""
 
     columns: Count
     width: Annotated[int, Meta(ge=1, le=WIDTH_MAX)]
@@ -111,9 +111,9 @@ class PageRows(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Message(msgspec.Struct, array_like=True, frozen=True):
-    """What one replica tells the others. `flow` is None if its flow control has nothing new, or if it has several pools.
+    """A message of one replica to the others. `flow` is None if no band has changed, or if the sender has several pools.
 
-    `flows` has the pools with something new; in a whole message, all pools in which something waits.
+    `flows` has the pools with changes, or in a whole message all pools with waiting requests.
     """
 
     form: int
@@ -126,8 +126,8 @@ class Message(msgspec.Struct, array_like=True, frozen=True):
     loads: Annotated[bytes, Meta(max_length=ROWS_MAX * ROW.size)] = b""
     flow: Flow | None = None
     learned: Blocks | None = None
-    taken_back: Blocks | None = None  # comes after `learned`
-    wants: bool = False  # a copy of the prefix index
+    taken_back: Blocks | None = None  # applied after `learned`
+    wants: bool = False  # whether the sender wants a copy of the prefix index
     pages: PageRows | None = None
     budgets: Annotated[bytes, Meta(max_length=BUDGETS_MAX * BUDGET.size)] = b""
     flows: Annotated[list[PoolFlow], Meta(max_length=POOLS_MAX)] = []
@@ -154,11 +154,11 @@ def pool_key(name: str) -> int:
 
 
 def columns_key(read: str) -> int:
-    """Returns a fingerprint of what is read from pages."""
+    """Returns a fingerprint of the columns that are read from pages."""
     return xxhash.xxh3_64_intdigest(read.encode(errors="replace")) & HASH_MASK
 
 
 def secret_key(seed: int) -> int:
-    """Returns a fingerprint of the seed of block hashes, from which nobody can compute the seed."""
+    """Returns a fingerprint of the seed of block hashes, from which the seed cannot be computed."""
     digest = hashlib.blake2b(seed.to_bytes(8, "little"), digest_size=8, person=b"replicas").digest()
     return int.from_bytes(digest, "little") & HASH_MASK or 1
