@@ -10,8 +10,8 @@ from epp.points.parameters import tuned
 class PrefixBasedParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
     """When prefill runs on another server. Names and defaults are those of the reference picker.
 
-    non_cached_tokens: Prefill runs elsewhere if at least this many tokens of the prompt are not cached; 0 means never.
-    prompt_tokens: Prefill runs elsewhere only for prompts with at least this many tokens; 0 means no minimum.
+    non_cached_tokens: Prefill runs on another server if at least this many tokens of the prompt are not cached; 0 means never.
+    prompt_tokens: Prefill runs on another server only for prompts with at least this many tokens; 0 means no minimum.
     prefix_match_info_producer_name: The producer of the prefix matches to read. Empty: the only producer that is listed, or else
         `approx-prefix-cache-producer`. The reference picker lacks this parameter.
     """
@@ -22,12 +22,12 @@ class PrefixBasedParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=T
 
 
 class PredictedParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """What disaggregation has to gain. This type is not in the reference picker.
+    """How much time disaggregation must save. The reference picker does not have this type.
 
     learned_latency_producer_name: The producer of the predictions to read.
     transfer_ms_per_thousand_tokens: How long the decode server takes to load 1,000 tokens that a prefill server has computed.
     min_gain_ms: The least time by which the first token has to come sooner.
-    non_cached_tokens: While the model is not used, prefill runs elsewhere if the decode server has to compute at least this many tokens.
+    non_cached_tokens: Without the model, prefill runs on another server if the decode server has to compute at least this many tokens.
     """
 
     learned_latency_producer_name: str = ""
@@ -42,11 +42,11 @@ Weight = Annotated[float, msgspec.Meta(ge=0.001, le=1000)]
 class TokenWeightedParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
     """Shares of flows.
 
-    weights: Fairness id -> the weight of its flow. Flows get tokens in proportion to their weights.
-    default_weight: The weight of each other flow.
+    weights: Fairness id -> the weight of the flow. Flows get tokens in proportion to their weights.
+    default_weight: The weight of all other flows.
     quantum_tokens: How many tokens (at weight 1) a flow that was empty may get ahead of the flows that wait.
-    expected_output_tokens: The estimated tokens of an answer as long as there was no answer.
-    prefix_match_info_producer_name: The producer of the prefix matches to read. Empty: the one by which endpoints are chosen.
+    expected_output_tokens: The estimated tokens of an answer before the first answer.
+    prefix_match_info_producer_name: The producer of the prefix matches to read. Empty: the producer by which endpoints are chosen.
     """
 
     weights: dict[str, Weight] = {}
@@ -60,7 +60,7 @@ INFLIGHT_COUNTS_WITH: Final = dict.fromkeys(("outputRatio", "maxEstimatedOutputT
 Count = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 Percentile = Annotated[int, msgspec.Meta(ge=1, le=99)]
 BLOCK_TOKENS_MAX: Final = 1 << 20  # with larger blocks, no prompt would have a whole block
-BLOCK_TOKENS_DEFAULT: Final = 16  # the reference picker's default; means BLOCK_TOKENS_MIN here
+BLOCK_TOKENS_DEFAULT: Final = 16  # the reference picker's default; this picker uses BLOCK_TOKENS_MIN instead
 LRU_CAPACITY: Final = 31250
 
 
@@ -91,7 +91,7 @@ class LearnedLatencyParameters(msgspec.Struct, frozen=True, forbid_unknown_field
 
 
 class HubObserverParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """Which requests count, and for how long. As in the reference picker.
+    """Which requests count, and for how long. Names and defaults are those of the reference picker.
 
     interval_duration: The time between two computations of the percentiles.
     max_observation_age: How old a recent request may be.
@@ -100,8 +100,8 @@ class HubObserverParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=T
     low_percentile: The percentile of the point of low load; below typicalPercentile.
     typical_percentile: The percentile of the point of typical load.
     window_size: How many requests are remembered per endpoint.
-    bucket_duration: Once per such time, the 10th percentile of its requests is added to a history; best at most maxObservationAge.
-    bucket_history_size: How many such values the history holds; beyond that, it drops the largest.
+    bucket_duration: After each such time, the 10th percentile of the time's requests goes into a history; best at most maxObservationAge.
+    bucket_history_size: How many such percentiles the history holds; if it is full, it drops the largest.
     in_flight_load_producer_name: Accepted, without effect: the picker counts the load in flight itself.
     """
 
@@ -118,7 +118,7 @@ class HubObserverParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=T
 
 
 class ObserverParameters(HubObserverParameters, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """Which requests count. As in the reference picker, except that the model needs no windows: it forgets by itself.
+    """Which requests count. Names are those of the reference picker, but windows have no effect, because the model forgets by itself.
 
     min_requests: With fewer requests, an endpoint is cold: `latency-observation-scorer` explores it.
     prefix_match_info_producer_name: The producer of the prefix matches to read. Not in the reference picker.
@@ -143,7 +143,7 @@ class ApproxPrefixParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=
 
     Names and defaults are those of the reference picker, but blocks have at least 64 tokens.
 
-    auto_tune: Keep as many blocks of a server as its own metrics say it can cache; without such metrics, `lru_capacity_per_server`.
+    auto_tune: Keep as many blocks of a server as its metrics say that it can cache; without such metrics, `lru_capacity_per_server`.
     block_size_tokens: Tokens that are hashed as a unit.
     block_size: Deprecated: use `block_size_tokens`.
     max_prefix_tokens_to_match: How much of a prompt is matched, in tokens, at least one block. Overrides `max_prefix_blocks_to_match`.
@@ -160,14 +160,14 @@ class ApproxPrefixParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=
 
 
 class UtilizationParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """When an endpoint is full, and for how long values count.
+    """When an endpoint is full, and for how long scraped values count.
 
     queue_depth_threshold: Waiting requests at which an endpoint is full.
     kv_cache_util_threshold: Share of the KV cache at which an endpoint is full.
     metrics_staleness_threshold: The age up to which metrics are fresh for this detector, as a duration. Empty: the picker's limit.
     headroom: How far above a threshold the filter still keeps an endpoint, 0.2 for 20 %.
     staleness_policy: How a stale or unknown endpoint counts. Empty, the default: by its requests in flight. `saturated`: as full, as in the
-        reference picker; then dispatch stops when all scrapes fail. `ignore`: not at all; if all endpoints are stale, the saturation is 0.
+    reference picker; dispatch then stops when all scrapes fail. `ignore`: not at all; if all endpoints are stale, the saturation is 0.
     """
 
     queue_depth_threshold: Annotated[int, msgspec.Meta(gt=0), tuned(1, 256)] = 5
@@ -181,7 +181,7 @@ QUEUE_TOKENS: Final = 4_194_304  # 128 requests of 32,768 tokens
 
 
 class ActiveRequestsParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """Limits of the score.
+    """When an endpoint is idle, and how high a busy endpoint can score.
 
     idle_threshold: An endpoint with at most this many requests is idle; a value below 0 means 0.
     max_busy_score: The highest possible score of a busy endpoint; a value outside 0 to 1 means 1.
@@ -198,7 +198,7 @@ class ActiveRequestsParameters(msgspec.Struct, frozen=True, forbid_unknown_field
 class LearnedLatencyScorerParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
     """Whose predictions count, and how often other endpoints are tried.
 
-    exploration_rate: The part of the requests for which all endpoints count as equal whose first token is expected within 1.5 times the
+    exploration_rate: The share of requests for which all endpoints count as equal if their first token is expected within 1.5 times the
     shortest time.
     learned_latency_producer_name: The producer of the predictions to read.
     """
@@ -208,10 +208,10 @@ class LearnedLatencyScorerParameters(msgspec.Struct, frozen=True, forbid_unknown
 
 
 class PrefixCacheParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """What a match is worth.
+    """How a prefix match becomes a score.
 
     prefix_match_info_producer_name: The producer of the prefix matches to read.
-    match_length_weight: The weight of the match's absolute length, against its share of the prompt.
+    match_length_weight: The weight of the match's length in tokens; the share of the prompt that the match covers has the rest.
     match_length_scale_tokens: The length from which on a match has the full score for its length.
     """
 
@@ -236,7 +236,7 @@ class HoldbackParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
     min_ceiling: The ceiling of the lowest band.
     max_ceiling: The ceiling of the highest band.
-    shape: How the ceilings of the bands between grow with the priority.
+    shape: How the ceilings of the other bands grow with the priority.
     domain: How far apart the ceilings are: equally far (`rank`), or in proportion to the distances of the priorities (`value`).
     """
 
@@ -294,7 +294,7 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="ca
 class SessionParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
     """Where session ids come from, and how long they are bound. A time of 0 means the default.
 
-    sources: Tried in order until one has an id. Default: the header `x-session-id`.
+    sources: Where to look for an id, in order; the first id counts. Default: the header `x-session-id`.
     eviction_ttl_seconds: How long an unused binding is kept.
     eviction_sweep_seconds: The time between two searches for unused bindings.
     """
@@ -305,12 +305,12 @@ class SessionParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
 
 
 class AffinityParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """How a session is recognised. Only the part for the chosen `strategy` has an effect.
+    """How a session is recognised. Only the parameters of the chosen `strategy` have an effect.
 
     strategy: Put the endpoint into a header, or bind session ids to endpoints.
-    encoded_endpoint_header_config: For the strategy with a header.
-    session_id_config: For the strategy with session ids.
-    profile_name: The profile to pin; empty means the primary one.
+    encoded_endpoint_header_config: The parameters of the strategy with a header.
+    session_id_config: The parameters of the strategy with session ids.
+    profile_name: The profile whose endpoint is pinned; empty means the primary profile.
     """
 
     strategy: Literal["encoded_endpoint_header", "session_id"] = "encoded_endpoint_header"

@@ -1,7 +1,7 @@
-"""Displacement policies decide which waiting request gives way when a more important one finds all queues full.
+"""Displacement policies decide which waiting request gives way when a more important request arrives and all queues are full.
 
-The built-in policies first choose a flow of the band, then one of its items. Eviction policies decide which requests that are being served
-may be ended, and which of them is ended first.
+The built-in policies first choose a flow of the band, then an item of the flow. Eviction policies decide which requests in service may be
+ended, and which of these is ended first.
 """
 
 from collections.abc import Iterable
@@ -36,7 +36,7 @@ class MostBytes(DisplacementPolicy):
         return None if most is None else self.item(most)
 
     def item(self, flow: FlowView) -> Queued | None:
-        """Returns the item of the flow that gives way; None if the flow has none."""
+        """Returns the item of the flow that gives way, or None if the flow is empty."""
         raise NotImplementedError
 
     def _of_many(self, band: BandView) -> list[FlowView]:
@@ -59,7 +59,7 @@ def _most(flows: Iterable[FlowView]) -> FlowView | None:
 
 @plugin("largest-displacement-policy")
 class Largest(MostBytes):
-    """Displaces the largest item of the flow with the most queued bytes. Among equally large ones, displaces the newest."""
+    """Displaces the largest item of the flow with the most queued bytes. Among equally large items, displaces the newest."""
 
     queue_needs = Capability.SCAN
 
@@ -69,7 +69,7 @@ class Largest(MostBytes):
 
 @plugin("newest-displacement-policy")
 class Newest(MostBytes):
-    """Displaces the item that would leave last, in the flow with the most queued bytes: the newest one in a FIFO queue."""
+    """Displaces the item that would leave last in the flow with the most queued bytes: in a FIFO queue, the newest item."""
 
     queue_needs = Capability.TAIL
 
@@ -79,7 +79,7 @@ class Newest(MostBytes):
 
 @plugin("priority-then-time-eviction-order-policy", "eviction-priority-then-time-ordering")
 class PriorityThenTime(EvictionOrder):
-    """Evicts the request with the lowest priority first; among equal priorities, the one dispatched last."""
+    """Evicts the request with the lowest priority first; among equal priorities, the request dispatched last."""
 
     def key(self, flow: FlowKey, dispatched_at: float) -> tuple[int, float]:
         return (-rank(flow.priority), -dispatched_at)

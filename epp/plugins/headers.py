@@ -1,5 +1,5 @@
-"""Request-header plugins read facts about a request from its headers: here the session of a coding agent, so that each agent gets a fair
-share.
+"""Request-header plugins read facts about a request from its headers. This one reads the session of a coding agent, so that each agent
+gets a fair share.
 """
 
 import msgspec
@@ -26,8 +26,8 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 class AgentIdentity(RequestHeader):
     """Identifies the agent of a request by the first non-empty session header, and emits it as `agent-identity`.
 
-    The agent also becomes the flow of the request, unless the client names a flow by a fairness header. As with that header, a value
-    that is too long or not printable names no flow.
+    The agent also becomes the flow of the request, unless the client names a flow by a fairness header. A value that is too long or not
+    printable names no flow, as in a fairness header.
     """
 
     Params = Parameters

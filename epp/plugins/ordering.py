@@ -10,7 +10,7 @@ from epp.request.flows import Capability, Queued, original
 
 @plugin("fcfs-ordering-policy")
 class FirstCome(OrderingPolicy):
-    """Orders requests by arrival. A FIFO queue is enough for it."""
+    """Orders requests by arrival. A FIFO queue is enough for this policy."""
 
     queue_needs = Capability.HEAD
 
@@ -20,7 +20,7 @@ class FirstCome(OrderingPolicy):
 
 @plugin("edf-ordering-policy")
 class EarliestDeadline(OrderingPolicy):
-    """Orders requests by deadline: arrival + effective TTL; equal ones by arrival. Requests without a TTL go last."""
+    """Orders requests by deadline: arrival + effective TTL; requests with equal deadlines, by arrival. Requests without a TTL go last."""
 
     def key(self, item: Queued) -> tuple[float, float]:
         arrival, ttl_s = item.arrival, item.ttl_s
@@ -33,7 +33,7 @@ DIGITS_MAX = 19
 
 @plugin("slo-deadline-ordering-policy")
 class SloDeadline(OrderingPolicy):
-    """Orders requests by when their first token is due: arrival + the header `x-llm-d-slo-ttft-ms`; equal ones by arrival.
+    """Orders requests by the time at which the first token is due, arrival + the header `x-llm-d-slo-ttft-ms`; then by arrival.
 
     The header has whole milliseconds. If it is missing, not a whole number, negative or above 292 years, the request has no deadline
     and goes behind all requests with a deadline.
@@ -46,7 +46,7 @@ class SloDeadline(OrderingPolicy):
 
 
 def objective_s(headers: Mapping[str, str]) -> float:
-    """Returns the objective in seconds, infinite if there is none. An older header counts only if the current one is missing."""
+    """Returns the objective in seconds; infinite without an objective. An older header counts only if the current one is missing."""
     for name in TTFT_HEADERS:
         text = headers.get(name)
         if text is not None:

@@ -26,7 +26,7 @@ Entry = tuple[Any, int, Handle]
 
 @plugin("priority-queue", "maxminheap", "MaxMinHeap")
 class Priority(FlowQueue):
-    """Keeps a flow's requests in the order of the ordering policy's key, smallest first; equal keys in order of arrival."""
+    """Keeps a flow's requests in the order of the ordering policy's key, smallest first; requests with equal keys, in order of arrival."""
 
     capabilities = Capability.HEAD | Capability.TAIL | Capability.PRIORITY_ORDER | Capability.SCAN
 
@@ -47,7 +47,7 @@ class _Last:
 
 
 class PriorityQueue(FifoQueue):
-    """As a queue in order of arrival, but the smallest key leaves first. The keys are in a heap."""
+    """A queue whose item with the smallest key leaves first. The keys are in a heap."""
 
     __slots__ = ("_first", "_key", "_last", "_number")
 

@@ -16,7 +16,7 @@ from epp.request import Request
 sys.modules.setdefault("cel.cli", ModuleType("cel.cli"))
 try:
     import cel
-except ImportError:  # the library is an optional dependency, because most configurations have no expression
+except ImportError:  # the library is an optional dependency, because most configurations have no CEL expression
     cel = None  # type: ignore[assignment]
 
 NAMESPACE: Final = "envoy.lb"
@@ -32,7 +32,7 @@ class AttributeKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rena
     """Where the number goes in Envoy's dynamic metadata.
 
     name: The name of the field.
-    namespace: The namespace; empty: `envoy.lb`.
+    namespace: The namespace; empty means `envoy.lb`.
     """
 
     name: NotEmpty
@@ -44,7 +44,7 @@ class Attribute(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename=
 
     key: Where the value goes.
     expression: The value, a number.
-    condition: Whether the value is reported; empty: always.
+    condition: Whether the value is reported; empty means always.
     """
 
     key: AttributeKey
@@ -67,8 +67,8 @@ class RequestAttribute(ResponseComplete):
 
     `usage` has prompt_tokens, completion_tokens and total_tokens (0 where the server did not report them), and
     prompt_tokens_details.cached_tokens where the server reported it; all are doubles, so write `2.0 * usage.prompt_tokens`. The value is
-    truncated to an integer. A value of 0, or one that needs a missing field, is not reported. Expressions are evaluated once at start, so
-    the picker does not start with a wrong one. If an expression fails later, this is logged and nothing is reported.
+    truncated to an integer. A value of 0, or a value that needs a missing field, is not reported. Expressions are evaluated once at start,
+    so the picker does not start with a wrong expression. If an expression fails later, the failure is logged and no value is reported.
     Source of the language: https://github.com/google/cel-spec.
     """
 

@@ -1,6 +1,6 @@
 """Syncers share state between the replicas of a picker.
 
-The one of the reference picker, a Redis, is accepted: its parameters are checked, and nothing connects to it.
+The reference picker's syncer, a Redis, is accepted: its parameters are checked, but the picker does not connect to the Redis.
 """
 
 from collections.abc import Mapping
@@ -39,7 +39,7 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 
 @plugin("redis-syncer", "redis-state-store")
 class RedisSyncer(Syncer):
-    """Accepted for configurations of the reference picker. It connects to nothing: `--replica-store` names the store of replicas."""
+    """Accepted for configurations of the reference picker. It connects to no server: `--replica-store` names the store of replicas."""
 
     Params = Parameters
     renamed: ClassVar[Mapping[str, str]] = {"ttl": "coordinationTTL"}

@@ -1,4 +1,4 @@
-"""Plugins that prefer endpoints close to the server of the stage before."""
+"""Plugins that prefer endpoints close to the server of the previous stage."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -18,7 +18,7 @@ PEER = Datum("peer-endpoint", Endpoint, per_profile=True)
 class FollowsPeer(Plugin):
     """Finds host, rack, zone and region of endpoints by their labels.
 
-    The topology-extractor `topology_producer_name` names the labels; without one, they are those of Kubernetes.
+    The topology-extractor `topology_producer_name` names the labels; without an extractor, they are those of Kubernetes.
     """
 
     optional = (PEER,)
@@ -41,8 +41,8 @@ class FollowsPeer(Plugin):
 class FilterParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
     """How near endpoints must be.
 
-    min_affinity: What an endpoint must have in common with the peer, at least.
-    topology_producer_name: The topology-extractor that names the labels; without one, those of Kubernetes.
+    min_affinity: What an endpoint must at least share with the peer.
+    topology_producer_name: The topology-extractor that names the labels; without an extractor, those of Kubernetes.
     """
 
     min_affinity: Literal["host", "rack", "zone", "region", ""] = "host"
@@ -51,7 +51,7 @@ class FilterParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
 
 @plugin("topology-affinity-filter")
 class TopologyAffinityFilter(FollowsPeer, Filter):
-    """Keeps endpoints on the same host as the peer (the target of the stage before) or, by `minAffinity`, in its rack, zone or region.
+    """Keeps endpoints on the same host as the peer (the target of the previous stage) or, by `minAffinity`, in its rack, zone or region.
 
     All endpoints stay if there is no peer, if the peer has no known place, or if no endpoint is close enough.
     """
@@ -71,13 +71,13 @@ class TopologyAffinityFilter(FollowsPeer, Filter):
         return np.ones(len(candidates), dtype=np.bool_)
 
 
-SCORES = np.array((1.0, 0.20, 0.05, 0.02, 0.0))  # same host, rack, zone, region, none
+SCORES = np.array((1.0, 0.20, 0.05, 0.02, 0.0))  # same host, rack, zone, region, none of these
 
 
 class ScorerParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
     """Which labels name places.
 
-    topology_producer_name: The topology-extractor that names the labels; without one, those of Kubernetes.
+    topology_producer_name: The topology-extractor that names the labels; without an extractor, those of Kubernetes.
     """
 
     topology_producer_name: str = ""
@@ -85,9 +85,9 @@ class ScorerParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
 
 @plugin("topology-affinity-scorer")
 class TopologyAffinityScorer(FollowsPeer, Scorer):
-    """Scores 1 on the host of the peer (the target of the stage before), 0.20 in its rack, 0.05 in its zone, 0.02 in its region, else 0.
+    """Scores 1 on the host of the peer (the target of the previous stage), 0.20 in its rack, 0.05 in its zone, 0.02 in its region, else 0.
 
-    The scores follow the bandwidth for copying a KV cache between two servers that far apart. Without a peer all score 0.
+    The scores follow the bandwidth for copying a KV cache over such a distance. Without a peer, all endpoints score 0.
     """
 
     Params = ScorerParameters

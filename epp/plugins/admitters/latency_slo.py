@@ -9,7 +9,7 @@ from epp.learning.latency import TPOT_HEADERS, TTFT_HEADERS, latency_predictions
 from epp.plugin import Admitter, plugin
 from epp.request import Request
 
-COLD = 0.02  # share of the KV cache in use; predictions for an endpoint that uses less say little
+COLD = 0.02  # share of the KV cache in use; below this, predictions for an endpoint say little
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
@@ -25,7 +25,7 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 class LatencySlo(Admitter):
     """Refuses a sheddable request (priority below 0) if no endpoint is predicted to meet its latency objectives.
 
-    A request without an objective above 0, or without predictions, is always admitted. So is a request for which some endpoint is
+    A request without an objective above 0, or without predictions, is always admitted. A request is also admitted if an endpoint is
     predicted to meet both objectives, runs no request, or uses less than 2 % of its KV cache.
     """
 

@@ -19,7 +19,7 @@ from epp.plugin import Admitter, Filter, PreRequest, Profile, ResponseComplete, 
 from epp.request import Request
 
 MS = 1000.0
-HOLD_PART = 1 / 32  # of the time that the objective leaves; 64 holds of this length use almost nine tenths of it
+HOLD_PART = 1 / 32  # part of the remaining time of the objective that a hold takes; 64 holds take almost nine tenths of the objective
 HOLD_MIN_S = 0.005
 RETRY_S_MAX = 60
 ADMITTED, HELD, REFUSED, PASSED = "admitted", "held", "refused", "passed"
@@ -46,7 +46,7 @@ MARGIN = Metric(
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """What becomes of a request whose objective no endpoint can meet.
+    """What happens to a request whose objective no endpoint can meet.
 
     otherwise: `refuse` answers it with 429, `pass` routes it like a request without an objective.
     learned_latency_producer_name: The producer of the predictions to read.
@@ -57,7 +57,7 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 
 
 class Objectives:
-    """Holds the objectives of one request, in seconds; infinite: none. `expected`: its answer, for `Margin`; None if it says little."""
+    """Holds the objectives of one request, in seconds; infinite without an objective. `expected`: what `Margin.sent` returned."""
 
     __slots__ = ("expected", "first_s", "token_s")
 
@@ -69,13 +69,13 @@ class Objectives:
 
 @plugin("learned-latency-admitter")
 class LearnedLatency(Admitter, Filter, PreRequest, ResponseStreaming, ResponseComplete):
-    """Admits a request with a latency objective if an endpoint is predicted to meet it, with a margin for the error of predictions.
+    """Admits a request with a latency objective if an endpoint is predicted to meet the objective, with a margin for errors.
 
-    The cost counts as the time to the first token: where requests wait in turn, those that come later join and make the wait longer.
-    If an endpoint would meet it without the margin, the request is held, because the prediction gets more certain as the wait gets shorter.
-    Else it is refused, or passes. A request without objectives is always admitted, and so are all while the model has seen too few answers.
-    The model also counts where its predictions are worse than the pool's mean time: an overload in which requests are refused keeps times
-    close to their mean, and the margin knows the error.
+    The cost counts as the time to the first token: where requests wait in turn, later requests join and make the wait longer. If an
+    endpoint would meet the objective without the margin, the request is held, because the prediction gets more certain as the wait gets
+    shorter. Else the request is refused, or passes. Requests without objectives are always admitted. All requests are admitted while the
+    model has seen too few answers. The plugin also uses the model if its predictions are worse than the pool's mean time: in an overload
+    with refusals, times stay close to their mean, and the margin covers the error.
     As a filter, it keeps the endpoints that are predicted to meet the objectives. If no endpoint is, it keeps all endpoints.
     """
 
@@ -159,7 +159,7 @@ class LearnedLatency(Admitter, Filter, PreRequest, ResponseStreaming, ResponseCo
     def response_complete(self, request: Request, decision: Decision, response: Response) -> None:
         asked = request[self._objectives]
         if asked is not None and asked.expected is not None:
-            asked.expected.over = True  # an answer that failed or was given up says nothing
+            asked.expected.over = True  # an answer that failed or was cancelled says nothing
 
     def _fast_enough(self, asked: Objectives, learned: LearnedCosts, candidates: Candidates) -> Mask:
         """Returns which candidates are predicted to meet the objective for output tokens."""

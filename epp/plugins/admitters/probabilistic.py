@@ -34,7 +34,7 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 class Probabilistic(Admitter):
     """Refuses a sheddable request (priority below 0) with probability min(1, saturation ^ power * k).
 
-    The saturation is that of the utilization-detector (`epp/pressure.py`): the mean over the candidates of
+    The saturation is that of the utilization-detector (`epp/endpoints/pressure.py`): the mean over the candidates of
     max(waiting / queue threshold, KV usage / KV threshold). A stale or unknown endpoint counts by its requests in flight alone.
     """
 

@@ -1,13 +1,13 @@
 """Plugins that read metrics of endpoints by attribute name, and the code they share.
 
 An attribute is one number per endpoint. Its name is one of NAMES (the reference picker's name or the name of our column), or the
-`attributeKey` of a custom metric. `epp.config.contracts` checks that an extractor of the configuration produces the attribute. If none
-does, it suggests the nearest name.
+`attributeKey` of a custom metric. `epp.config.contracts` checks that an extractor of the configuration produces the attribute. If no
+extractor does, the check suggests the nearest name.
 
 These plugins tell two kinds of values apart for which `epp.candidates` has a default value:
 - missing: the endpoint was never scraped, or its engine does not report the attribute; each plugin says what this means;
-- stale: the endpoint reported the attribute, but not recently. A stale value alone never drops an endpoint, and scores as the worst
-  fresh value does.
+- stale: the endpoint reported the attribute, but not recently. A stale value alone never drops an endpoint, and gets the score of
+  the worst fresh value.
 """
 
 from collections.abc import Mapping
@@ -47,8 +47,8 @@ NO_NUMBERS = frozenset(("ActiveModels", "WaitingModels", ACTIVE_MODELS.name, WAI
 class Attribute:
     """Describes a configured attribute. `parameter`: the path of the parameter that names it, for error messages.
 
-    `producer`: the name of the extractor that produces the attribute; None: the core metrics extractor; "": any extractor. If it names
-    another extractor than the core metrics extractor, this one is looked up among the plugins (`needs`), and `column_of` finds its column.
+    `producer`: the name of the extractor that produces the attribute; None for the core metrics extractor, "" for any extractor. If it
+    names another extractor, `needs` has that extractor, and `column_of` finds its column.
 
     Raises ValueError if the attribute is no number, or if its name contains a '/' and `producer` is None.
     """
@@ -79,14 +79,14 @@ class Attribute:
 
 
 class Reports(NamedTuple):
-    """Says which candidates have a fresh value, and which have none (`missing`). A candidate in neither mask has a stale value."""
+    """Says which candidates have a fresh value, and which have no value (`missing`). A candidate in neither mask has a stale value."""
 
     fresh: Mask
     missing: Mask
 
 
 class Reporters:
-    """Finds the endpoints that report one column. It looks once per snapshot."""
+    """Finds the endpoints that report one column, once per snapshot."""
 
     __slots__ = ("_column", "_reports", "_snapshot")
 

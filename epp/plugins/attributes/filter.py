@@ -26,7 +26,7 @@ class Threshold(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Keeps an endpoint if `<attribute> <operator> <value>` is true.
 
     operator: How attribute and value are compared.
-    value: What the attribute is compared with.
+    value: The number with which the attribute is compared.
     """
 
     operator: Operator
@@ -34,9 +34,9 @@ class Threshold(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Algorithm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How to compare.
+    """How to compare an attribute.
 
-    type: The only one is `threshold`.
+    type: The only type is `threshold`.
     threshold: The limit.
     """
 
@@ -51,7 +51,7 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
     algorithm: How to compare it.
     producer: The extractor that produces the attribute. Default: the core metrics extractor; empty: any that has it.
     on_missing: `Pass` keeps an endpoint without the attribute, `Fail` drops it; empty: `Pass`.
-    fallback_on_empty: Keep all endpoints if none meets the condition.
+    fallback_on_empty: Keep all endpoints if no endpoint meets the condition.
     """
 
     attribute: Annotated[str, msgspec.Meta(min_length=1)]
@@ -65,8 +65,8 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 class EndpointAttributeFilter(AttributeReader, Filter):
     """Keeps the endpoints whose value of an attribute passes a comparison.
 
-    `onMissing` decides about endpoints without a value. Endpoints with a stale value stay. If no endpoint passes, none is kept;
-    with `fallbackOnEmpty` all are.
+    `onMissing` decides about endpoints without a value. Endpoints with a stale value stay. If no endpoint passes, the filter keeps no
+    endpoint, or all endpoints with `fallbackOnEmpty`.
     """
 
     Params = Parameters

@@ -68,9 +68,9 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 class EndpointAttributeScorer(AttributeReader, Scorer):
     """Scores endpoints by the value of an attribute: x = (value - min) / (max - min), clipped to [0, 1].
 
-    The score is x where higher is better, else 1 - x. With a fixed range, min and max are the configured ones. With an adaptive
-    range they are those of the candidates with a fresh value; if all these values are equal, the score is 1. A missing value scores 0.
-    A stale value gets the score of the worst fresh one, or 1 if no value is fresh.
+    The score is x if higher values are better, else 1 - x. With a fixed range, min and max are configured. With an adaptive range, they
+    are the smallest and largest fresh value of the candidates; if all fresh values are equal, the score is 1. A missing value scores 0.
+    A stale value gets the score of the worst fresh value, or 1 if no value is fresh.
     """
 
     Params = Parameters

@@ -36,7 +36,7 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
     """An endpoint stays only if it meets all conditions.
 
     conditions: The conditions.
-    fallback_on_empty: Keep all endpoints if none meets all conditions.
+    fallback_on_empty: Keep all endpoints if no endpoint meets all conditions.
     in_flight_load_producer_name: A listed `inflight-load-producer`. The name changes nothing: the picker counts the load for all plugins.
     """
 
@@ -49,7 +49,8 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 class Utilization(Filter):
     """Drops an endpoint if one of the configured metrics is above its maxValue.
 
-    A missing or stale metric drops no endpoint. If no endpoint is left, none is kept; with `fallbackOnEmpty` all are.
+    A missing or stale metric drops no endpoint. If no endpoint meets all conditions, the filter keeps no endpoint, or all endpoints with
+    `fallbackOnEmpty`.
     """
 
     Params = Parameters

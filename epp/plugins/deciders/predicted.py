@@ -23,8 +23,8 @@ THOUSAND: Final = 1000.0
 class Predicted(Decider):
     """Runs prefill on another server if the first token is predicted sooner by more than `minGainMs`.
 
-    Compared are the predicted time at the decode target, and the shortest one of the prefill servers, plus the transfer of the tokens that
-    the decode target has not cached. While the model is not used, `nonCachedTokens` decides, as in prefix-based-pd-decider.
+    It compares the predicted time at the decode target with the shortest predicted time of the prefill servers, plus the transfer of the
+    tokens that the decode target has not cached. Without the model, `nonCachedTokens` decides, as in prefix-based-pd-decider.
     """
 
     Params = PredictedParameters

@@ -16,8 +16,8 @@ class PrefixBased(Decider):
     """Runs prefill on another server if the decode target would have to compute enough of the prompt itself.
 
     The condition for a prompt of n tokens is n >= promptTokens and n - cached >= nonCachedTokens. `cached` is the number of prompt tokens
-    in the decode target's cache. n is the token producer's count if there is one, else an estimate from bytes. Without a prefix match
-    `cached` is 0, so long prompts still go to prefill servers when a prefix producer fails.
+    in the decode target's cache. n is the token producer's count, or else an estimate from bytes. Without a prefix match, `cached` is 0, so
+    long prompts still go to prefill servers when a prefix producer fails.
     """
 
     Params = PrefixBasedParameters

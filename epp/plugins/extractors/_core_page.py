@@ -1,6 +1,6 @@
 """Reads the columns of one engine from the metrics pages of one server. `core_metrics` names the metrics of each engine.
 
-Each value counts for itself: what cannot be read leaves its own column unknown. Only a page without any readable value is rejected.
+Each value counts for itself: an unreadable value leaves only its own column unknown. Only a page without any readable value is rejected.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ from epp.protocol.exposition import Finder, Malformed, Selector
 
 ADAPTER_LABELS: Final = {ACTIVE_MODELS.name: b"running_lora_adapters", WAITING_MODELS.name: b"waiting_lora_adapters"}
 LOAD: Final = frozenset((WAITING.name, RUNNING.name, KV_USAGE.name))
-# Two names of one gauge. vLLM renamed it, so a configuration or a server may have either.
+# Two names of one gauge. vLLM renamed the gauge, so a configuration or a server may have either name.
 _OTHER_NAMES: Final = {"vllm:kv_cache_usage_perc": "vllm:gpu_cache_usage_perc", "vllm:gpu_cache_usage_perc": "vllm:kv_cache_usage_perc"}
 _SIZES: Final = (CACHE_BLOCK_SIZE.name, CACHE_NUM_BLOCKS.name)
 _NO_SERIES: Final = "the page has no such series"
@@ -52,7 +52,7 @@ class Engine(Protocol):
 
 
 class Reading:
-    """Says how one gauge is read: where its value goes, what several series become, and which values are valid.
+    """Says how one gauge is read: which column gets the value, how several series are joined, and which values are valid.
 
     `is_load`: an idle data-parallel server may lack the gauge.
     """
@@ -78,7 +78,7 @@ class Reading:
             self.least, self.most, self._rule = -float_info.max, float_info.max, "is not a finite number"
 
     def search(self, page: bytes, problems: Problems) -> float | None:
-        """Returns the gauge's value: NaN if it cannot be read, None if the page has no such series. Says why in `problems`."""
+        """Returns the gauge's value: NaN if it cannot be read, None if the page has no series of the gauge. Says why in `problems`."""
         try:
             samples = self.finder.samples(page)
             if not samples and self._other is not None and (samples := self._other.samples(page)):
@@ -100,7 +100,7 @@ class Reading:
         return 1.0 if self.most == 1.0 else self._problem(problems, self._rule, joined)
 
     def found(self, problems: Problems) -> None:
-        """Takes back that the page has no such series."""
+        """Removes the problem that the page has no series of the gauge."""
         problems.pop(self._cause(_NO_SERIES), None)
 
     def _cause(self, rule: str) -> str:
@@ -145,7 +145,7 @@ class Extraction:
         problems: Problems = {}
         for reading in self._readings:
             value = reading.finder.find(page)
-            if not reading.least <= value <= reading.most:  # NaN, too: it does not stand where it stood
+            if not reading.least <= value <= reading.most:  # also for NaN: the value is no longer at its last place in the page
                 searched = reading.search(page, problems)
                 if searched is None:
                     missing |= reading.bit
@@ -179,7 +179,7 @@ class Extraction:
         return Extracted(tuple(values), present, names, problems)
 
     def _idle_load(self, page: bytes, missing: int, problems: Problems) -> int:
-        """Returns the bits of the load's columns if the page has the cache's configuration but no gauge of the load: then they are 0.
+        """Returns the bits of the load's columns if the page has the cache's configuration but no load gauge, so that the load is 0.
 
         A vLLM server with several data-parallel ranks shows no load before its first request.
         """
@@ -195,7 +195,7 @@ class Extraction:
 
 
 def _cache(engine: Engine, place: Mapping[str, int]) -> Cache | None:
-    """Returns the reader of the wanted values of the cache's configuration; None: none of them is wanted."""
+    """Returns the reader of the wanted values of the cache's configuration, or None if no such value is wanted."""
     if engine.cache_info is None:
         return None
     size, number = (engine.cache_labels.get(name, b"") for name in _SIZES)

@@ -11,8 +11,8 @@ COUNT_MAX: Final = 2.0**53  # the endpoint table stores counts exactly up to thi
 ADAPTERS_MAX: Final = 1024  # running or waiting adapters that are read for one endpoint
 ADAPTER_NAME_BYTES_MAX: Final = 512
 MAX_LORA_LABEL: Final = b"max_lora"
-# vLLM's labels for what its block size does not say: how many tokens its cache holds, and in which units prompts are matched. They differ
-# from the number and the size of the blocks if layers have caches of different kinds.
+# vLLM's labels for how many tokens its cache holds, and in which units it matches prompts. Number and size of the blocks do not say this
+# if layers have caches of different kinds.
 TOKENS_LABEL: Final = b"kv_cache_size_tokens"
 UNIT_LABEL: Final = b"prefix_match_unit"
 BLOCK_SIZE_LABEL: Final = b"block_size"
@@ -23,14 +23,14 @@ Problems = dict[str, str]  # cause -> text that names the metric and the rule
 class Cache:
     """Reads size and number of the cache's blocks, and the tokens for which it has room.
 
-    Of several series, those of different data-parallel ranks and models are added up. If several differ otherwise, the largest counts.
+    Series of different data-parallel ranks and models are added up. Of several other series, the largest counts.
     """
 
     __slots__ = ("_count_label", "_counts", "_finder", "_lines", "_places", "_problems", "_size_label")
 
     def __init__(self, selector: Selector, labels: tuple[bytes, bytes], places: tuple[int, int, int, int]) -> None:
-        """`labels`: of block size and number of blocks; empty: not read. `places`: of block size, number of blocks, tokens and ranks among
-        the values; -1: not wanted.
+        """`labels`: the labels of block size and number of blocks; empty if not read. `places`: the indices of block size, number of
+        blocks, tokens and ranks among the values; -1 if not wanted.
         """
         self._finder = Finder(selector)
         self._size_label, self._count_label = labels
@@ -40,7 +40,7 @@ class Cache:
         self._problems: Problems = {}
 
     def read(self, page: bytes, problems: Problems) -> Sequence[tuple[int, float]]:
-        """Returns (place, value) of each value that the page has. Adds what cannot be read to `problems`."""
+        """Returns (place, value) of each value that the page has. Adds unreadable values to `problems`."""
         alone = self._finder.find(page)
         if alone != alone:  # NaN
             try:
@@ -81,7 +81,7 @@ class Cache:
         ]
 
     def _sizes(self, labels: Mapping[bytes, bytes]) -> tuple[float, float, float]:
-        """Returns the cache's tokens, its number of blocks, and the tokens that are matched together; -1: not known."""
+        """Returns the cache's tokens, its number of blocks, and the tokens per unit of a match; -1 for a number that is not known."""
         size, count = (self._count(labels, label) for label in (self._size_label, self._count_label))
         tokens = self._count(labels, TOKENS_LABEL)
         if tokens < 0.0 and size >= 0.0 and count >= 0.0:
@@ -96,7 +96,7 @@ class Cache:
 class Adapters:
     """Reads the LoRA adapters that a server runs and that requests wait for. The newest series of each data-parallel rank counts.
 
-    While the server reports the same text, the sets stay the same objects. `most`: how many adapters the server has room for; -1: not
+    While the server reports the same text, the sets stay the same objects. `most`: how many adapters the server has room for; -1 if not
     known.
     """
 
@@ -113,7 +113,7 @@ class Adapters:
         self.most = -1.0
 
     def read(self, page: bytes, problems: Problems) -> Mapping[str, frozenset[str]]:
-        """Returns column -> the names of adapters. Adds what cannot be read to `problems`."""
+        """Returns column -> the names of adapters. Adds unreadable values to `problems`."""
         if isfinite(self._finder.find(page)):
             if self._problems:
                 problems.update(self._problems)
@@ -162,7 +162,7 @@ class Adapters:
 
 
 def count(labels: Mapping[bytes, bytes], label: bytes, selector: Selector, problems: Problems) -> float:
-    """Returns the label's value as a count; -1 if the label is missing, empty or `None`, or if it is no count: see `problems`."""
+    """Returns the label's value as a count; -1 if the label is missing, empty or `None`, or no count (noted in `problems`)."""
     text = labels.get(label, b"").strip()
     if text in (b"", b"None"):
         return -1.0

@@ -1,4 +1,4 @@
-"""Defines what all extractors of pages share: the values of a page, why a page is rejected, and the reader of one server's pages."""
+"""Defines types that all extractors of pages share: the values of a page, the error of a rejected page, the reader of a server's pages."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Final, NamedTuple, Protocol
 from epp.data import Column
 from epp.plugin import Extractor
 
-# How the text about a server begins whose page an extractor rejects, or whose page has values that cannot be read.
+# The beginning of the text about a server whose page is rejected or has unreadable values.
 REFUSED_PAGE: Final = "its metrics page is refused: "
 UNREAD_VALUES: Final = "its metrics page has values that cannot be read: "
 METRICS, MODELS = "metrics", "models"  # kinds of pages: Prometheus text; the JSON answer of /v1/models
@@ -25,7 +25,7 @@ class Extracted(NamedTuple):
 
     `values` has one number for each wanted numeric column, in order, never NaN. Bit i of `present` is set if the page reported value
     i. `names`: wanted column that is a set of names -> the set. While the server reports the same text, the sets stay the same objects.
-    `problems`: what could not be read, cause -> text that names the metric and the rule. A cause is the same on the next page.
+    `problems`: cause -> text that names an unreadable metric and the rule. The same problem has the same cause on the next page.
     """
 
     values: tuple[float, ...]
@@ -49,7 +49,7 @@ class PageExtractor(Extractor):
     def extraction(self, labels: Mapping[str, str], wanted: Sequence[Column[Any]], pod: str = "") -> Reader:
         """Returns a reader for the pages of the server with these labels. Make a new reader when the labels change.
 
-        `wanted`: the columns of the endpoint table; the reader fills those that its extractor produces. `pod`: the name of its pod.
+        `wanted`: the columns of the endpoint table; the reader fills those that its extractor produces. `pod`: the server's pod.
         """
         raise NotImplementedError
 

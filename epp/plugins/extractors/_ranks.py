@@ -1,11 +1,11 @@
-"""Joins several series of one metric. A server reports several if it runs several schedulers, or several models.
+"""Joins several series of one metric. A server reports several series if it runs several schedulers, or several models.
 
     labels                                                  the series are
     tp_rank, pp_rank and others of REPEATED                 the same queue, seen by several processes: one counts
     priority                                                parts of a queue; the one without a priority is their total
     any others: engine, dp_rank, model …                    different queues: `Join` says what they become
 
-The order of the series changes nothing. Of series with the same labels, the one with the latest timestamp counts, then the largest.
+The order of the series has no effect. Of series with the same labels, the one with the latest timestamp counts, then the largest.
 """
 
 from collections.abc import Callable, Sequence

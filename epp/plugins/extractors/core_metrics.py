@@ -3,9 +3,9 @@
 An engine is described by a mapping from columns to selectors of metrics. A label of the endpoint names its engine. If the label is
 missing, or names no known engine, the endpoint has the default engine.
 
-Each value of a page counts for itself: what is missing, unreadable or out of range leaves its own column without a value. Metrics of LoRA
-adapters and of the cache's configuration may be missing, others are reported as a problem. Only the columns that a plugin reads are
-wanted.
+Each value of a page counts for itself: a value that is missing, unreadable or out of range leaves only its own column without a value.
+Metrics of LoRA adapters and of the cache's configuration may be missing; other missing metrics are reported as a problem. Only columns
+that a plugin reads are wanted.
 """
 
 import functools
@@ -43,7 +43,7 @@ class CustomMetric(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rena
     """An additional column.
 
     attribute_key: The name of the column.
-    metric_spec: The metric that fills it.
+    metric_spec: The metric that fills the column.
     """
 
     attribute_key: Name
@@ -172,7 +172,7 @@ class CoreMetricsExtractor(PageExtractor):
 
         engine_label_key: The pod label that names the engine.
         default_engine: The engine of endpoints without the label, or with an unknown name in it.
-        engine_configs: Further engines. One with the name of a built-in engine replaces the built-in one as a whole.
+        engine_configs: Further engines. An engine with the name of a built-in engine replaces the built-in engine as a whole.
         """
 
         engine_label_key: str = "llm-d.ai/engine-type"

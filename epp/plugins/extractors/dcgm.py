@@ -18,8 +18,8 @@ GPU_UTILIZATION = Column("GPUUtilization", float)
 class DcgmExtractor(PageExtractor):
     """Emits the attribute `GPUUtilization`: the highest utilization of the endpoint's GPUs, from 0 to 1.
 
-    The page of a node has the GPUs of all its pods. A sample with the label `pod` counts only for the pod that the label names, a sample
-    without it for every endpoint. A GPU whose value is not a finite number does not count.
+    The page of a node has the GPUs of all pods of the node. A sample with the label `pod` counts only for the pod that the label names, a
+    sample without this label for every endpoint. A GPU whose value is not a finite number does not count.
     """
 
     produces = (GPU_UTILIZATION,)
@@ -29,7 +29,7 @@ class DcgmExtractor(PageExtractor):
 
 
 class Utilization:
-    """Reads the pages of one endpoint's exporter. `pod`: the name of the endpoint's pod; empty: samples of all pods count."""
+    """Reads the pages of one endpoint's exporter. `pod`: the name of the endpoint's pod; if empty, samples of all pods count."""
 
     __slots__ = ("_at", "_finder", "_pod", "_zeros")
 

@@ -35,9 +35,9 @@ class MetricsDataSource(DataSource):
     """Scrapes the metrics page of each endpoint at `scheme://endpoint:port/path`.
 
     If `interval_s` is None, the flag --refresh-metrics-interval sets the interval. `at_node`: the page is at the address of the endpoint's
-    node. `pages`: the kind of the source's pages. `shows_health`: its scrapes may say which endpoints are fresh or down.
+    node. `pages`: the kind of the source's pages. `shows_health`: the source's scrapes may say which endpoints are fresh or down.
     `replaces_default`: the default source is not added beside this one, unless a plugin reads values of the default source.
-    `budget`: the share of a server's time that its pages may take; None: not set.
+    `budget`: the share of a server's time that its pages may take; None if not set.
     """
 
     counts_with: ClassVar = _CERTIFICATES
@@ -51,15 +51,15 @@ class MetricsDataSource(DataSource):
 
         scheme: http or https.
         path: The path of the page.
-        port: The port of the page. Default: that of the endpoint.
+        port: The port of the page. Default: the port of the endpoint.
         insecure_skip_verify: Accept any certificate.
         ca_cert_path: A PEM file with the CAs of the servers.
         client_cert_path: A PEM file with the client's certificate.
         client_key_path: A PEM file with the client's key.
         interval: The time between two scrapes. Default: --refresh-metrics-interval.
         metrics_budget: The share of a server's time that its pages may take. A page costs the time from its request to its last byte at low
-            load. At least one page is read in 2 s, at most one per interval. Default: 0.01. But if an interval is
-            set, or a plugin reads what only pages tell, each interval has its page.
+            load. At least one page is read in 2 s, at most one per interval. Default: 0.01. But if an interval is set, or a plugin reads
+            values that only pages have, the picker reads a page in each interval.
         """
 
         scheme: Literal["http", "https"] = "http"
@@ -173,7 +173,7 @@ class MulticlusterMetricsDataSource(MetricsDataSource):
 
         scheme: http or https.
         path: The path of the page.
-        port: The port of the page. Default: that of the endpoint, or of its label `metricsPort`.
+        port: The port of the page. Default: the endpoint's label `metricsPort`, or else the port of the endpoint.
         insecure_skip_verify: Accept any certificate.
         ca_cert_path: A PEM file with the CAs of the servers.
         client_cert_path: A PEM file with the client's certificate.

@@ -31,7 +31,7 @@ _decoder = msgspec.json.Decoder(_Answer)
 
 
 def models_of(page: bytes) -> list[Model]:
-    """Returns the models on a page, without fields that are not of the usual kind. Raises ExtractError if the page is rejected."""
+    """Returns the models on a page, without fields of an unexpected type. Raises ExtractError if the page is rejected."""
     try:
         found = _decoder.decode(page).data
     except msgspec.MsgspecError as wrong:

@@ -1,4 +1,4 @@
-"""Accepts the sources that, in the reference picker, tell plugins which endpoints and pods come and go. Here they do nothing."""
+"""Accepts the sources that tell plugins of the reference picker which endpoints and pods come and go. In this picker, they do nothing."""
 
 from typing import Annotated
 
@@ -25,7 +25,7 @@ class ObjectKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 
     version: The version of the API, such as v1.
     kind: The kind, such as Pod.
-    group: The group of the API; empty: the core group.
+    group: The group of the API; empty for the core group.
     """
 
     version: Name

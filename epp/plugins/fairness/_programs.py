@@ -1,8 +1,8 @@
 """Keeps the programs that a `thunder-agent` follows, and how many tokens they hold in the KV cache of each endpoint.
 
 A *program* is one run of an agent: all requests with one fairness id. A *turn* is one of these requests. Each turn sends the whole history
-again. So a program holds as many tokens as its last answer reported in total, or as its running request probably has, whichever is more;
-never the sum of both. While a program has no request in flight, its tokens halve every half-life, because the engine evicts its blocks.
+again. So a program holds as many tokens as its last answer reported in total, or as its running request probably has: the larger number,
+not the sum. While a program has no request in flight, its tokens halve every half-life, because the engine evicts its blocks.
 
 Names, formulas and defaults are those of the reference picker. Each endpoint has a sum of its programs' tokens, which is updated with
 each turn. So reading the sum costs the same for ten programs and for ten thousand. This is possible because the tokens of all idle
@@ -23,7 +23,7 @@ CLASSES: Final = ("reasoning", "resuming", "new")
 BYTES_PER_TOKEN: Final = 4.0  # bytes of a request's body per token, before any answer reported tokens
 BYTES_PER_TOKEN_RANGE: Final = (1.0, 64.0)
 MOMENTUM: Final = 0.8
-RESERVED_S: Final = 5.0  # if a request gets no endpoint in this time, the room kept for it is given up
+RESERVED_S: Final = 5.0  # room that is kept for a request becomes free if the request gets no endpoint in this time
 PROGRAMS_MAX: Final = 20_000
 SWEPT_MAX: Final = 4_096  # programs that one sweep looks at; a sweep runs between requests
 TRIED_MAX: Final = 8  # when there are too many programs, this many are checked for one that can be removed
@@ -39,7 +39,7 @@ class Waiters(Protocol):
 
 
 class Pod:
-    """Counts the tokens that programs hold at an endpoint. `capacity`: the size of the endpoint's KV cache in tokens; 0: no room.
+    """Counts the tokens that programs hold at an endpoint. `capacity`: the size of its KV cache in tokens; 0 if it has no room.
 
     `running`: the tokens of programs with requests in flight. `_idle`: the tokens of the other programs, at the time `_idle_at`.
     `reserved`: tokens for which room is kept (`Reservation`).
@@ -68,19 +68,19 @@ class Pod:
         self._idle_at = max(self._idle_at, now)
 
     def settle(self) -> None:
-        """Sets the sums to 0 if the endpoint has no program: rounding may have left a rest."""
+        """Sets the sums to 0 if the endpoint has no program, because rounding may have left a small rest."""
         if not self.programs:
             self.running = self._idle = 0.0
 
 
 class Program:
-    """Holds a program's state. `turns`: how many requests were sent. `in_flight`: how many of them run now.
+    """Holds a program's state. `turns`: how many requests were sent. `in_flight`: how many of these requests run now.
 
-    `in_flight_tokens`: the estimated tokens of those that run.
+    `in_flight_tokens`: the estimated tokens of the running requests.
 
-    `committed`: the tokens that its last answer reported. `answered_at`: when its last request ended. `last`: when it was last active.
-    `pod`: the endpoint at which it holds room; None: it never had any, or lost it. `final`: whether the client has announced its last turn.
-    `bands`: the bands in which it has requests waiting.
+    `committed`: the tokens that the last answer reported. `answered_at`: when the last request ended. `last`: when the program was last
+    active. `pod`: the endpoint at which the program holds room; None if it never had room, or lost it. `final`: whether the client has
+    announced the last turn. `bands`: the bands in which the program has waiting requests.
     """
 
     __slots__ = ("answered_at", "bands", "committed", "final", "in_flight", "in_flight_tokens", "last", "pod", "turns")
@@ -104,7 +104,7 @@ class Program:
 
 
 class Reservation(NamedTuple):
-    """Describes room that is kept for a program whose request got its turn, until the request is sent. `at`: since when."""
+    """Describes room that is kept for a program from the turn of a request until the request is sent. `at`: when the turn began."""
 
     pod: Pod
     tokens: float
@@ -137,7 +137,7 @@ class Programs:
         return pod
 
     def keep_pods(self, kept: Mapping[PodKey, object]) -> list[Pod]:
-        """Forgets the endpoints that are not in `kept`, and returns them. Their programs stay bound until a turn goes elsewhere."""
+        """Forgets and returns the endpoints that are not in `kept`. Their programs stay bound until a turn goes to another endpoint."""
         gone = [pod for key, pod in self.pods.items() if key not in kept]
         for pod in gone:
             del self.pods[pod.key]
@@ -150,7 +150,7 @@ class Programs:
     # Programs.
 
     def program(self, fairness_id: str, now: float) -> Program:
-        """Returns the program with this id. Creates it if it is new."""
+        """Returns the program with this id. Creates the program if the id is new."""
         self.now = max(self.now, now)
         programs = self._programs
         program = programs.get(fairness_id)
@@ -170,7 +170,7 @@ class Programs:
         return sum(program.pod is not None for program in self._programs.values())
 
     def class_of(self, program: Program) -> int:
-        """Returns the class of a program. REASONING: it holds room; RESUMING: it lost its room; NEW: it never had any."""
+        """Returns the class of a program: REASONING if it holds room, RESUMING if it lost its room, NEW if it never had room."""
         if not program.turns:
             return NEW
         return RESUMING if program.pod is None else REASONING
@@ -203,10 +203,10 @@ class Programs:
         return before is not None and before is not pod
 
     def end(self, fairness_id: str, estimate: int, reported: int, now: float, *, answered: bool) -> bool:
-        """Records that a turn has ended. Returns whether the program has ended with it.
+        """Records that a turn has ended. Returns whether the program has ended with this turn.
 
-        `estimate`: as for `begin`. `reported`: the tokens that the answer reported; 0: unknown. Then the estimate counts if there was an
-        answer (`answered`).
+        `estimate`: as for `begin`. `reported`: the tokens that the answer reported. If this is 0, the estimate counts instead if there was
+        an answer (`answered`).
         """
         self.now = max(self.now, now)
         program = self._programs.get(fairness_id)
@@ -235,7 +235,7 @@ class Programs:
             self.bytes_per_token = min(max(mixed, least), most)
 
     def shed(self, pod: Pod, over: float, idle_s: float, each: float, now: float) -> int:
-        """Takes room from idle programs of a pod, the smallest first, until `over` tokens are free. Returns how many programs lost room.
+        """Takes room from idle programs of a pod, the smallest program first, until `over` tokens are free. Returns how many lost room.
 
         `idle_s`: how long a program must have been idle. `each`: how many tokens of room a program frees besides those that it holds.
         """
@@ -256,7 +256,7 @@ class Programs:
         return count
 
     def sweep(self) -> int:
-        """Drops programs that were idle for longer than the TTL when the last request came. Returns how many it dropped."""
+        """Drops programs that had been idle for longer than the TTL at the last request. Returns how many it dropped."""
         oldest, count = self.now - self._ttl_s, 0
         for fairness_id, program in list(islice(self._programs.items(), SWEPT_MAX)):
             if program.last < oldest and not program.in_flight and not program.bands:
@@ -274,20 +274,20 @@ class Programs:
         pod.reserved += tokens
 
     def release(self, fairness_id: str) -> None:
-        """Gives up the room that is kept for a program, if there is any."""
+        """Frees the room that is kept for a program, if any."""
         reservation = self._reserved.pop(fairness_id, None)
         if reservation is not None:
             pod = reservation.pod
             pod.reserved = max(0.0, pod.reserved - reservation.tokens)
 
     def reserved_for(self, fairness_id: str, now: float) -> Pod | None:
-        """Returns the pod at which room is kept for a program; None: no room is kept."""
+        """Returns the pod at which room is kept for a program, or None if no room is kept."""
         self.expire(now)
         reservation = self._reserved.get(fairness_id)
         return None if reservation is None else reservation.pod
 
     def expire(self, now: float) -> None:
-        """Gives up room that was kept for longer than RESERVED_S."""
+        """Frees room that was kept for longer than RESERVED_S."""
         while self._reserved:
             fairness_id, oldest = next(iter(self._reserved.items()))
             if now - oldest.at <= RESERVED_S:
@@ -319,7 +319,7 @@ class Programs:
             pod.add_idle(tokens, now, self._half_life_s)
 
     def _forget(self, fairness_id: str, program: Program) -> None:
-        """Drops a program that has ended; its tokens are no longer in the sums. If it has waiting requests, it begins anew."""
+        """Drops a program that has ended and whose tokens are not in the sums. If the program has waiting requests, it begins anew."""
         if not program.bands:
             del self._programs[fairness_id]
             return
@@ -344,5 +344,5 @@ class Programs:
 
 
 def faded(passed_s: float, half_life_s: float) -> float:
-    """Returns the share that is left after `passed_s` seconds, from 0 to 1; always 1 if the half-life is 0."""
+    """Returns the share of a program's tokens that is left after `passed_s` seconds, from 0 to 1; always 1 if the half-life is 0."""
     return math.exp2(-passed_s / half_life_s) if half_life_s > 0.0 and passed_s > 0.0 else 1.0

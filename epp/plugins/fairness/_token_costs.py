@@ -1,15 +1,14 @@
-"""Says what requests cost model servers, in tokens: estimates at dispatch, corrected when the answer ends.
+"""Says what requests cost model servers, in tokens. It estimates a cost at dispatch, and corrects the cost when the answer ends.
 
     cost of a request = uncached prompt tokens + output tokens
 
-At dispatch the prompt's part is its bytes times the fairness id's average of uncached prompt tokens per byte. The output's part is its
-average of output tokens, but at most the request's own limit. Both averages follow what servers report, within the bounds of
-`epp.protocol.usage_bounds`. Before the first report for an id,
-the averages of all ids count. When the answer ends, the account that was charged is credited or charged the difference to the reported
-cost. If the server does not report cached tokens, the prefix match at the endpoint counts. An answer that failed or never came costs
-nothing. An answer that was cut short without a report costs the estimate.
+At dispatch, the prompt costs its bytes times the fairness id's average of uncached prompt tokens per byte. The output costs the fairness
+id's average of output tokens, but at most the request's own limit. Both averages follow what servers report, within the bounds of
+`epp.protocol.usage_bounds`. Before the first report for an id, the averages of all ids count. When the answer ends, the charged account
+is credited or charged the difference to the reported cost. If the server does not report cached tokens, the prefix match at the endpoint
+counts. An answer that failed or never came costs nothing. An answer that was cut short without a report costs the estimate.
 
-It is not in the plugin's class, because mypyc makes no native class of a plugin, and these methods run for each request.
+This code is not in the plugin's class, because mypyc makes no native class of a plugin, and these methods run for each request.
 """
 
 from collections import OrderedDict
@@ -29,7 +28,7 @@ ADAPT: Final = 0.125  # weight of the latest value in a moving average
 
 
 class Balance:
-    """Holds the corrections by answers that an account has not taken over yet. `owed`: in tokens, above 0 a credit, below 0 a debt."""
+    """Holds the corrections that an account has not taken over yet. `owed`: in tokens; above 0 a credit, below 0 a debt."""
 
     def __init__(self) -> None:
         self.owed = 0.0
@@ -45,7 +44,7 @@ class _Averages:
         self.prompt_per_byte = prompt_per_byte
 
     def learn(self, bytes: int, prompt: float | None, output: float | None) -> None:
-        """Updates the averages by one answer: uncached prompt tokens and output tokens; None: the server did not report the number.
+        """Updates the averages by one answer: uncached prompt tokens and output tokens; None for a number that the server did not report.
 
         `bytes`: the size of the request.
         """
@@ -69,7 +68,7 @@ class Charge:
 
 
 class TokenCosts:
-    """Charges requests and learns what they cost. `match`: the matches that count; `charged`: where a request keeps its charge."""
+    """Charges requests and learns what they cost. `match`: the prefix matches to use. `charged`: where a request keeps its charge."""
 
     def __init__(self, expected_output: float, match: Datum[PrefixMatch], charged: Datum[Charge]) -> None:
         self.match = match
@@ -114,7 +113,7 @@ class TokenCosts:
         run = decision.run(decision.primary)
         if match is None or match.cached is None or run is None:
             return 0.0
-        return float(match.cached.item(run.row))  # a block in a slower tier is not computed either
+        return float(match.cached.item(run.row))  # a server does not compute a block in a slower tier again
 
     def _learn(self, fairness_id: str, bytes: int, prompt: float | None, output: float | None) -> None:
         known, overall = self._averages, self._overall

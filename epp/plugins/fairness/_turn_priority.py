@@ -9,10 +9,10 @@ the flow whose head (first waiting request) has waited longest goes next:
 If a session was inactive for longer than the inactivity time before the head arrived, the head counts as its first turn. The head of the
 flow of requests without a fairness id always counts as a first turn, because this flow is no session.
 
-All heads age at the same rate, so `turn - weight x arrival` has the same order as the score, and changes only when the flow changes. Its
-negative is the claim that workers compare. The ledger tells all workers how many turns a session has taken: a position encodes the time
-of the session's last activity in whole seconds and its number of turns. Formula and defaults are those of the reference picker's
-`program-aware-fairness`.
+All heads age at the same rate, so `turn - weight x arrival` has the same order as the score, and changes only when the flow changes. The
+negative of this value is the claim that workers compare. The ledger tells all workers how many turns a session has taken: a position
+encodes the time of the session's last activity in whole seconds, and the session's number of turns. Formula and defaults are those of
+the reference picker's `program-aware-fairness`.
 """
 
 from typing import Protocol
@@ -48,7 +48,7 @@ class Sessions(Protocol):
 
 
 class Depths:
-    """Orders the flows of one band that have waiting requests. Each has a row of the arrays; when it leaves, the last row moves there."""
+    """Orders the flows of one band that have waiting requests. Each has a row of the arrays. The last row replaces a flow that leaves."""
 
     def __init__(self, policy: Sessions, time_weight: float, inactivity_s: float) -> None:
         self._policy = policy
@@ -58,7 +58,7 @@ class Depths:
         self._flows: list[FlowView] = []
         self._score: Floats = np.zeros(16)
         self._arrival: Floats = np.zeros(16)
-        self._ledger: Ledger | None = None  # None: no ledger, because there are no other workers
+        self._ledger: Ledger | None = None  # None if there are no other workers
 
     def meet(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -91,7 +91,7 @@ class Depths:
         return self._flows[best if len(tied) == 1 else tied[self._arrival[tied].argmin()]]
 
     def claim(self, flow: FlowView) -> float:
-        """Returns time weight x arrival - turn, so the smallest claim belongs to the highest score."""
+        """Returns time weight x arrival - turn, so the flow with the highest score has the smallest claim."""
         return -float(self._score[self._row[flow.key]])
 
     def dispatched(self, flow: FlowView, item: Queued, now: float) -> None:

@@ -1,4 +1,4 @@
-"""Orders the turns of programs in one band: a program that holds room always goes; one without room waits until it fits somewhere.
+"""Orders the turns of programs in one band. A program that holds room always goes; other programs wait until they fit an endpoint.
 
 A program is one run of an agent: all requests with one fairness id (`_programs`). The head of a flow is its first waiting request. The
 first of these rules that finds a head decides which one goes next:
@@ -8,8 +8,8 @@ first of these rules that finds a head decides which one goes next:
 3. programs that lost their room, the smallest first, if the program fits an endpoint;
 4. programs that never had room, the smallest first, if the program fits an endpoint.
 
-Among equally large programs, the oldest head goes. If no rule finds a head, all wait: `pick` returns None. A smaller program fits wherever
-a larger one does. So only the smallest program of each class is compared with the largest room.
+Among equally large programs, the oldest head goes. If no rule finds a head, all heads wait: `pick` returns None. A smaller program fits
+each endpoint that a larger one fits. So only the smallest program of each class is compared with the largest room.
 """
 
 from bisect import bisect_left, insort
@@ -22,9 +22,9 @@ Place = tuple[float, float, FlowKey]  # size, arrival, flow
 
 
 class Head(NamedTuple):
-    """Describes the first request of a flow. `kind`: the class of its program when the flow was placed.
+    """Describes the first request of a flow. `kind`: the class of the program when the flow got its place in the order.
 
-    `size`: the size of the request in bytes if the class is NEW, else that of the program in tokens.
+    `size`: if the class is NEW, the size of the request in bytes; else the size of the program in tokens.
     """
 
     flow: FlowView
@@ -43,10 +43,10 @@ class Admission(Protocol):
         """Does the policy's upkeep. Called before each pick."""
 
     def roomiest(self, now: float) -> tuple[Pod | None, float]:
-        """Returns the pod with the most room, and its room in tokens; (None, infinity): no endpoint is known yet; (None, 0): no room."""
+        """Returns the pod with the most room, and this room in tokens; (None, infinity) if no pod is known yet, (None, 0) without room."""
 
     def required(self, tokens: float) -> float:
-        """Returns the room, in tokens, that a program of `tokens` tokens needs: its size, and some room to grow."""
+        """Returns the room, in tokens, that a program of `tokens` tokens needs: its tokens, and some room to grow."""
 
     def starves(self, waited_s: float) -> bool: ...
     def went(self, kind: int, waited_s: float) -> None:

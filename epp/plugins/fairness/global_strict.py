@@ -11,7 +11,7 @@ VOID_MIN = 64  # the heap may have this many void entries, even if it has few va
 
 
 class _Head:
-    """Refers to the head of one flow; the heap has it as an entry."""
+    """An entry of the heap, which refers to the head of one flow."""
 
     __slots__ = ("flow", "item")
 
@@ -22,7 +22,7 @@ class _Head:
 
 @plugin("global-strict-fairness-policy")
 class GlobalStrict(FairnessPolicy):
-    """Picks the flow whose first request is first by the band's ordering policy. The flow that sends most requests gets most."""
+    """Picks the flow whose first request is first by the band's ordering policy. A flow that sends more requests gets more turns."""
 
     isolates = False
 
@@ -72,10 +72,10 @@ class Line:
         return None
 
     def dispatched(self, flow: FlowView, item: Queued, now: float) -> None:
-        """Does nothing: what was served before does not matter."""
+        """Does nothing: the order does not depend on earlier requests."""
 
     def forget(self, key: FlowKey) -> None:
-        """Does nothing: an empty flow has no state here."""
+        """Does nothing: there is no state of an empty flow."""
 
     def _tidy(self) -> None:
         heads = self._heads

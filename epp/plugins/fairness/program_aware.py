@@ -13,7 +13,7 @@ S are 0 and the oldest head goes first.
 All S fade at the same rate, and all heads age at the same rate. So normalised values stay constant while nothing happens. The code
 therefore stores S on a scale that grows as S fades, and the head's arrival instead of its age. A pick looks at one array of scores.
 After a change the scores are recomputed: at the next pick if there are up to EXACT_MAX flows, else at most every REFRESH_S. With more than
-EXACT_MAX flows, a flow that changes in between gets a new score that is computed with the old minima and maxima.
+EXACT_MAX flows, a flow that changes between two such computations gets a new score with the old minima and maxima.
 
 Each worker keeps the programs that it has seen, at most PROGRAMS_MAX. It drops programs that were idle for longer than the TTL.
 """
@@ -104,9 +104,9 @@ COUNTS_WITH: Final = {
 
 
 class _Program:
-    """Holds the state of one program. `service`: its attained service at the time `at`. `bands`: where it has requests waiting.
+    """Holds the state of one program. `service`: its attained service at the time `at`. `bands`: those with waiting requests of it.
 
-    `turns`: how many of its requests were dispatched; counted for turn priority only.
+    `turns`: how many requests of the program were dispatched; counted for turn priority only.
     """
 
     __slots__ = ("at", "bands", "in_flight", "last", "queued", "service", "turns", "wait_ms", "waits")
@@ -114,7 +114,7 @@ class _Program:
     def __init__(self, now: float) -> None:
         self.service = 0.0
         self.at = now
-        self.last = now  # time of its last completion, or of its first request before any completion
+        self.last = now  # time of the program's last completion, or of its first request if none is complete
         self.in_flight = 0
         self.turns = 0
         self.queued = 0  # requests that had to wait and were not yet sent
@@ -149,7 +149,7 @@ class ProgramAware(FairnessPolicy, PreRequest, ResponseComplete):
         self.half_life_s: float = params.las_half_life_seconds
         self.ranks = self._by_turn = params.strategy == TURN_PRIORITY
         self.isolates = not self._by_turn
-        self._shares: dict[int, Depths] = {}  # for turn priority: priority -> what orders the flows of its band
+        self._shares: dict[int, Depths] = {}  # for turn priority: priority of a band -> the order of its flows
         self._counted_as = Datum(f"flow_program/{name}", str)
         self.keeps = (self._counted_as,)
 
@@ -205,7 +205,7 @@ class ProgramAware(FairnessPolicy, PreRequest, ResponseComplete):
             request[self._counted_as] = fairness_id
 
     def waits(self, session: Session, share: Depths, key: FlowKey) -> None:
-        """Notes that the session has requests waiting in the band of `share`. For turn priority."""
+        """Notes that the session has waiting requests in the band of `share`. For turn priority."""
         assert isinstance(session, _Program)
         session.bands[share] = key
 
@@ -247,14 +247,14 @@ class ProgramAware(FairnessPolicy, PreRequest, ResponseComplete):
         return program.service * math.exp2(-passed / half_life) if half_life > 0 and passed > 0 else program.service
 
     def sweep(self) -> None:
-        """Drops programs that were idle for longer than the TTL when the last request came."""
+        """Drops programs that had been idle for longer than the TTL at the last request."""
         oldest = self._now - self.params.eviction_ttl_seconds
         for fairness_id, program in list(islice(self._programs.items(), SWEPT_MAX)):
             if program.last < oldest and not program.in_flight and not program.bands:
                 del self._programs[fairness_id]
 
     def waited(self, fairness_id: str, seconds: float) -> None:
-        """Records that a request of the program got its turn after waiting for this time."""
+        """Records that a request of the program got its turn after it had waited for `seconds`."""
         program = self._programs.get(fairness_id)
         if program is not None:
             program.queued += 1
@@ -293,7 +293,7 @@ def jain(values: Sequence[float]) -> float:
 
 
 class Scores:
-    """Orders the flows of one band that have waiting requests. Each has a row of the arrays; when a flow leaves, the last row moves there.
+    """Orders the flows of one band that have waiting requests. Each has a row of the arrays. The last row replaces a flow that leaves.
 
     `_score`: service factor x (S - least S) + arrival factor x (arrival - earliest arrival). The flow with the lowest `_score` goes first.
     """

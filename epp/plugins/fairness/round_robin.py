@@ -12,7 +12,7 @@ from epp.request.flows import FlowKey, FlowView, Queued
 class RoundRobin(FairnessPolicy):
     """Picks the flow that was served longest ago. A flow that was empty and gets a request goes behind all other flows.
 
-    Each request counts the same, whatever it costs.
+    All requests count the same, whatever they cost.
     """
 
     def share(self, key: Callable[[Queued], Any]) -> "Ring":
@@ -41,4 +41,4 @@ class Ring:
             self._flows.move_to_end(flow.key)
 
     def forget(self, key: FlowKey) -> None:
-        """Does nothing: an empty flow has no state here."""
+        """Does nothing: there is no state of an empty flow."""

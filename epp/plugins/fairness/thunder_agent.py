@@ -6,8 +6,8 @@ be full although its reported usage is low. This policy counts the tokens of eve
 endpoint (`_turns`).
 
 A configuration names one instance in three places: as a scorer in the profile, as the saturation detector and as the fairness policy. The
-fairness policy decides. The detector always reports an idle pool; by it the instance learns which endpoints there are. All state is in
-one worker.
+fairness policy decides. The detector always reports an idle pool; its calls tell the instance which endpoints there are. All state is
+in one worker.
 """
 
 from typing import Annotated
@@ -24,7 +24,7 @@ from epp.plugins.fairness._programs import CLASSES, Pod, PodKey, Programs
 from epp.plugins.fairness._turns import Turns
 from epp.request import DEFAULT_FLOW, Request
 
-UNKNOWN_STEP = 1e-12  # not 0, because the gate then lets requests through one at a time
+UNKNOWN_STEP = 1e-12  # not 0: at 0, the gate lets requests through one at a time
 SHED_EVERY_S = 0.1
 SHOW_EVERY_S = 1.0
 HELD_S = 1.0  # seconds; a request that waited for at least this long counts as held back
@@ -51,10 +51,10 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
     capacity_tokens: The size, in tokens, of the KV cache of an endpoint that reports none.
     require_real_capacity: An endpoint that does not report the size of its KV cache has no room.
     util_threshold: The share of the KV cache up to which programs are let in.
-    acting_half_life_seconds: After this time without a request, the tokens of a program count half; 0: they stay.
+    acting_half_life_seconds: After this time without a request, the tokens of a program count half. With 0, they count fully for ever.
     buffer_tokens_per_program: Room that is kept for each program to grow.
-    shed_idle_seconds: Above utilThreshold, programs that are idle for so long lose their room, the smallest first; 0: no program does.
-    head_wait_starvation_ms: A request that has waited for so long goes, even if it fits nowhere; 0: never.
+    shed_idle_seconds: Above utilThreshold, programs that are idle for so long lose their room, the smallest first. With 0, no program does.
+    head_wait_starvation_ms: A request that has waited for so long goes, even if no endpoint has room for it. With 0, it waits on.
     eviction_ttl_seconds: How long an inactive program is remembered.
     eviction_sweep_seconds: The time between two searches for inactive programs.
     session_final_header: The header that marks a program's last turn by the value `true` or `1`.
@@ -94,7 +94,7 @@ class ThunderAgent(FairnessPolicy, SaturationDetector, Scorer, PreRequest, Respo
     utilThreshold x size of its cache - tokens of its programs - bufferTokensPerProgram for each program. A request of a program that holds
     room always goes. A new program, or one that lost its room, waits until its tokens and the buffer fit an endpoint.
 
-    As a scorer it gives 1 to the program's endpoint and 0 to the others. For a program without an endpoint, an endpoint scores
+    As a scorer, it gives 1 to the program's endpoint and 0 to all others. For a program without an endpoint, an endpoint scores
     1 - tokens of its programs / size of its cache. Requests without a fairness id are not scored. As the saturation detector it always
     reports an idle pool.
 
@@ -126,7 +126,7 @@ class ThunderAgent(FairnessPolicy, SaturationDetector, Scorer, PreRequest, Respo
         self._sizes: Floats = np.zeros(0)
         self._real = np.zeros(0, dtype=bool)
         self._shed_at = 0.0
-        self._sources: dict[PodKey, bool] = {}  # whether an endpoint reports its size
+        self._sources: dict[PodKey, bool] = {}  # whether an endpoint reports the size of its KV cache
         self._services: Services
         self._holds: Count
         self._releases: Count
@@ -174,7 +174,7 @@ class ThunderAgent(FairnessPolicy, SaturationDetector, Scorer, PreRequest, Respo
                 self._hide(gone)
 
     def _capacities(self, snapshot: Snapshot) -> Floats:
-        """Returns the size of each endpoint's KV cache in tokens: float64, shape (endpoints,); 0: the endpoint has no room."""
+        """Returns the size of each endpoint's KV cache in tokens: float64, shape (endpoints,); 0 if the endpoint has no room."""
         if snapshot is not self._sizes_of:
             nothing = np.full(len(snapshot.endpoints), np.nan)
             tokens: Floats = snapshot.values.get(CACHE_TOKENS.name, nothing)

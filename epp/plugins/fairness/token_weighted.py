@@ -5,8 +5,8 @@
 `_token_costs` says how costs are estimated at dispatch and corrected when the answer ends.
 
 Order: Each flow has a position: the tokens that it was served, divided by its weight. The flow with the smallest position goes first,
-as in deficit round robin with the shortest possible rounds. The virtual *time* of a band is the position that the flow served last had
-before it was served. The ledger shows the positions to all workers, so that all use the same order. A flow that becomes non-empty again
+as in deficit round robin with the shortest possible rounds. The virtual *time* of a band is the position of the flow served last, before
+this flow was served. The ledger shows the positions to all workers, so that all use the same order. A flow that becomes non-empty again
 starts at time - Q at least, where Q is the quantum. So a flow cannot save up more than Q while it sends nothing, and a small flow can be
 at most Q ahead of flows that wait all the time.
 
@@ -17,9 +17,9 @@ have requests waiting all the time, from the first dispatch of each on, they dif
 
 This holds while estimates are exact. A wrong estimate is corrected when the flow is served next; a credit pays at most half of a cost.
 The bound is for one worker. For several workers it grows by three terms: the tolerance (TOLERANCE), the tokens that a worker dispatches
-before it sees the others' positions, and M / w of the waiting flow with the smallest weight. The last term is due because a flow that has
-waited in one worker may be fresh in another, and time advances by that much before the other worker finds out. A flow that the ledger has
-lost gets its share in each worker. When no worker has a waiting request of a band, the band's busy period ends, and debts end with it.
+before it sees the others' positions, and M / w of the waiting flow with the smallest weight. The last term is necessary because a flow
+that has waited in one worker may be fresh in another, and time advances by M / w before the other worker finds out. A flow that the
+ledger has lost gets its share in each worker. When no worker has a waiting request of a band, the busy period and all debts end.
 
 Fresh flows: A flow that asks for little should wait only briefly. A flow is *fresh* if its position is at most time - Q, that is, if it got
 at least Q less than its share. Fresh flows go in order of arrival, before all flows with a position above time - Q. Many fresh flows, for
@@ -60,12 +60,12 @@ class _Account(Balance):
         self.weight = weight
         self.flow_hash = flow_hash
         self.position = -math.inf
-        self.flow: FlowView | None = None  # None: no request of the flow waits
-        self.number = 0  # the number of the flow's entry in the line; 0: it has no entry
+        self.flow: FlowView | None = None  # None if no request of the flow waits
+        self.number = 0  # the number of the flow's entry in the line; 0 if it has no entry
         self.looked = -1  # the value of `Ledger.served` when the position was last read from the ledger
 
     def pay(self, start: float, cost: float) -> float:
-        """Moves the position to `start` + cost / weight, with the cost corrected by what is owed. Returns position - start."""
+        """Moves the position to `start` + cost / weight, with the cost corrected by `owed`. Returns position - start."""
         owed = self.owed
         if owed:
             used = min(owed, cost * CREDIT_PART)
@@ -115,7 +115,7 @@ class TokenWeighted(FollowsDecisions, FairnessPolicy, ResponseComplete):
 
 
 class Alone:
-    """The `Ledger` of a worker that is the only one: no other worker has positions."""
+    """The `Ledger` of the only worker: no other worker has positions."""
 
     def served(self) -> int:
         return 0
@@ -147,8 +147,8 @@ class Turns:
 
     A flow with waiting requests is in one of two places. A flow that was fresh when its first request came is in `_fresh`, in order of
     arrival, until it is served. Any other flow is in `_line`, a heap of (position, number, account). An entry of the heap is void if its
-    number differs from that of its account. If another worker has served a flow, the flow's entry gets its new position only when it comes
-    to the top of the heap. This is early enough because positions only grow.
+    number differs from that of its account. If another worker has served a flow, the flow's entry gets the new position only when the entry
+    comes to the top of the heap. This is early enough because positions only grow.
     """
 
     def __init__(self, policy: TokenWeighted) -> None:
@@ -221,14 +221,14 @@ class Turns:
         return self._time - self._quantum
 
     def _elsewhere(self, account: _Account) -> float:
-        """Returns the flow's position in other workers; -inf if nothing has changed since it was last read."""
+        """Returns the flow's position in other workers; -inf if no position has changed since the last read."""
         if account.looked == self._served:
             return -math.inf
         account.looked = self._served
         return self._ledger.position(account.flow_hash)
 
     def _enter(self, key: FlowKey, account: _Account | None) -> _Account:
-        """Adds a flow that becomes non-empty. It continues at its position, or is fresh if this is at or below the floor."""
+        """Adds a flow that becomes non-empty. It continues at its position. It is fresh if the position is at or below the floor."""
         if len(self._idle) == len(self._accounts):
             if self._ledger.alone():
                 return self._begin(key)
@@ -249,7 +249,7 @@ class Turns:
         return account
 
     def _begin(self, key: FlowKey) -> _Account:
-        """Begins a busy period with its first flow. All flows start anew at the furthest position, because no worker has other requests."""
+        """Begins a busy period with its first flow. All flows start anew at the highest position, because no worker has other requests."""
         self._accounts.clear()
         self._idle.clear()
         self._line.clear()
@@ -273,7 +273,7 @@ class Turns:
         self._ledger.show(self._time, self._end, self._in_line)
 
     def _first_fresh(self, floor: float) -> _Account | None:
-        """Returns the first fresh flow; None: there is none. Moves flows to the line if other workers have served them meanwhile."""
+        """Returns the first fresh flow, or None if no flow is fresh. Moves flows to the line if other workers have served them."""
         fresh = self._fresh
         while fresh:
             key, account = next(iter(fresh.items()))
@@ -286,7 +286,7 @@ class Turns:
         return None
 
     def _first(self) -> _Account | None:
-        """Returns the first flow of the line; None: the line is empty. Drops void entries, and moves flows that other workers served."""
+        """Returns the first flow of the line, or None if it is empty. Drops void entries, and moves flows that other workers served."""
         line = self._line
         while line:
             stood, number, account = line[0]

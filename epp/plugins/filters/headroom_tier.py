@@ -13,7 +13,7 @@ from epp.request import Request
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """What is read, and how often the other endpoints are tried.
+    """Which predictions are read, and how often the other endpoints are tried.
 
     epsilon_explore_neg: The probability that the negative tier is kept instead, so that predictions for its endpoints stay accurate.
     latency_prediction_info_producer_name: The producer of the latency predictions to read.
@@ -27,9 +27,9 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 class HeadroomTier(Filter):
     """Keeps the endpoints that are predicted to meet both latency objectives.
 
-    The positive tier has the endpoints with both headrooms (objective - prediction) >= 0. The negative tier has all others, also those
-    without a prediction. If both tiers have endpoints, the negative one is kept with the probability epsilonExploreNeg, else the positive
-    one. Without predictions all endpoints stay.
+    The positive tier has the endpoints with both headrooms (objective - prediction) >= 0. The negative tier has all others, including
+    endpoints without a prediction. If both tiers have endpoints, the filter keeps the negative tier with the probability
+    epsilonExploreNeg, else the positive tier. Without predictions, all endpoints stay.
     """
 
     Params = Parameters

@@ -23,7 +23,7 @@ class Requirement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """A LabelSelector of Kubernetes: all requirements must hold. An empty one selects every endpoint.
+    """A LabelSelector of Kubernetes: all requirements must hold. An empty selector selects every endpoint.
 
     match_labels: Labels with the values that they must have.
     match_expressions: Requirements that an endpoint must meet.

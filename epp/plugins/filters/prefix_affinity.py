@@ -24,7 +24,7 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 
     affinity_threshold: The share of a prompt that must be cached; 0 or less switches the filter off.
     exploration_probability: The probability that the filter keeps all endpoints of a request.
-    max_ttft_penalty_ms: How much later than at other endpoints the first token may come; 0: any time.
+    max_ttft_penalty_ms: How much later than at other endpoints the first token may come; 0 means any time.
     ttft_source: How the time to the first token is estimated.
     peak_prefill_throughput: Tokens per second that a server prefills.
     prefix_match_info_producer_name: The producer of the prefix matches to read.
@@ -54,9 +54,9 @@ DECISIONS = Metric(
 class PrefixCacheAffinity(FollowsMatches, Filter):
     """Keeps the endpoints that have at least the threshold's share of the prompt cached (matched / total): the sticky ones.
 
-    All endpoints stay in three cases: none is sticky; chance decides so, with the exploration probability; or the best TTFT (time to first
-    token) of the sticky endpoints exceeds the best TTFT of the others by more than the penalty. The TTFT is the predicted one (infinite
-    without a prediction), or the tokens in flight at this decision divided by the throughput.
+    All endpoints stay in three cases: no endpoint is sticky; a draw with the exploration probability decides so; or the best TTFT (time to
+    first token) of the sticky endpoints exceeds the best TTFT of the others by more than the penalty. The TTFT is predicted (infinite
+    without a prediction), or it is the tokens in flight at this decision divided by the throughput.
     """
 
     Params = Parameters
@@ -93,7 +93,7 @@ class PrefixCacheAffinity(FollowsMatches, Filter):
         return np.ones(len(candidates), dtype=np.bool_) if sticky is None else sticky
 
     def _decide(self, request: Request, candidates: Candidates) -> tuple[Mask | None, str]:
-        """Returns the sticky endpoints (None: all stay), and the outcome for the metric."""
+        """Returns the sticky endpoints, or None if all endpoints stay, and the outcome for the metric."""
         size = len(candidates)
         match = request[self._match]
         if size < 2 or self._threshold <= 0:

@@ -34,7 +34,7 @@ class RoleFilter(LabelFilter):
 
 @plugin("decode-filter")
 class DecodeFilter(RoleFilter):
-    """Keeps endpoints with the role decode, prefill-decode, both or encode-prefill-decode, and those without a role."""
+    """Keeps endpoints with the role decode, prefill-decode, both or encode-prefill-decode, and endpoints without a role."""
 
     roles = frozenset(("decode", "prefill-decode", "both", "encode-prefill-decode"))
     unlabelled = True

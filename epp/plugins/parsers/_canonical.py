@@ -1,4 +1,4 @@
-"""Writes prompts as canonical bytes for hashing: what an engine will prefill, in the order of its chat template.
+"""Writes prompts as canonical bytes for hashing: the content that an engine will prefill, in the order of its chat template.
 
     front       settings of the template, then tools, as they are in the body
     message     the byte FF and the role, then the parts of the message
@@ -9,10 +9,11 @@
 
 The encoding is unambiguous: no byte from F8 on occurs in UTF-8, and a quote ends a string. Nothing follows the last message. So a
 conversation that grows keeps all its bytes, and two conversations have equal bytes up to the place where they differ. A list of parts
-with one text is encoded as that text. What engines do not render is left out: cache marks, ids of stored messages, unknown members.
+with one text is encoded as that text. The encoding lacks members that engines do not render: cache marks, ids of stored messages, unknown
+members.
 
 Most clients already send strings in shortest form. Only escapes with a shorter form (`\\u`, `\\/`) need decoding. `_plain_prompts`
-encodes prompts that are no conversations. Nothing here refuses a body, because the parser has accepted it. A value of an unexpected shape
+encodes prompts that are no conversations. This module refuses no body, because the parser has accepted it. A value of an unexpected shape
 is encoded as its JSON text.
 
 This code blocks the event loop, so all work beyond one look at each byte is bounded. A body with very many messages or parts is encoded
@@ -40,7 +41,7 @@ MEMBER: Final = b"\xfd"
 CACHE_MARK: Final = b'"cache_control"'
 PROMPT: Final = b"\xfc"  # separates prompts
 FRONT: Final = b"\xfb"
-# Separates prompts of token ids; no vocabulary is so large that this is an id.
+# Separates prompts of token ids; no vocabulary is so large that this number is a token id.
 TOKENS_BETWEEN: Final = b"\xff" * BYTES_PER_TOKEN
 QUOTE: Final = 34
 BRACKET: Final = 91
@@ -52,7 +53,7 @@ BLANK: Final = 32
 DIGEST_BYTES: Final = 16
 # Estimated tokens of a medium of a common size.
 MEDIUM_TOKENS: Final = {"image": 225, "video": 4500, "audio": 250, "file": 250}
-# Media of a request that are repeated for their tokens; later ones have their hash only once, so that they add few bytes.
+# How many media of a request have repeated hashes; later media have their hash only once, so that they add few bytes.
 LONG_MEDIA_MAX: Final = 64
 DEPTH_MAX: Final = 3  # lists of parts that are nested deeper are encoded as JSON
 SURE_BYTES: Final = 32768  # a body shorter than this is never crowded
@@ -159,7 +160,7 @@ USER: Final = Raw(b'"user"')
 
 
 def system(front: Front, content: Raw) -> tuple[Front, list[Message]]:
-    """Returns the front, and a list with the system message if there is one. Content with too many parts goes into the front instead."""
+    """Returns the front, and a list with the system message, if any. Content with too many parts goes into the front instead."""
     if not present(content):
         return front, []
     if first(content) == BRACKET and crowded(memoryview(content)):
@@ -183,7 +184,7 @@ def _items(value: Raw) -> list[Message]:
 
 
 def dense(raw: Raw) -> bool:
-    """Returns whether a long JSON text is mostly commas and very short values. It is not decoded into parts then, which would take long."""
+    """Returns whether a long JSON text is mostly commas and very short values. Such a text is not decoded into parts: that takes long."""
     text = memoryview(raw)
     if len(text) <= SURE_BYTES:
         return False
@@ -228,7 +229,7 @@ class Shortener:
 
 
 def _between_escapes(text: bytes, at: int) -> int:
-    """Returns a place shortly before `at` where the string can be cut, after a blank or before an escape; 0: there is no such place."""
+    """Returns a place shortly before `at` at which the string can be cut, after a blank or before an escape; 0 without such a place."""
     low = max(1, at - CUT_BYTES)
     blank = text.rfind(b" ", low, at) + 1
     if blank:
@@ -263,7 +264,7 @@ def has_long_escape(data: bytes, start: int = 0) -> bool:
 
 def first(raw: Any) -> int:
     """Returns the first byte of a JSON value; 0 if the value is missing. `raw`: `Raw`, bytes or a view."""
-    if isinstance(raw, bytes):  # without a view, which costs more than the rest
+    if isinstance(raw, bytes):  # avoids a view, which costs more than the rest
         return raw[0]
     return 0 if raw is EMPTY else memoryview(raw)[0]
 

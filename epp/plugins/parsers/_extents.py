@@ -1,4 +1,4 @@
-"""Finds out what a request may cost beyond one answer to one prompt of text (`Extent`): choices, prompts, and what a body refers to."""
+"""Finds out what a request may cost beyond one answer to one text prompt (`Extent`): choices, prompts, media and stored content."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -7,19 +7,19 @@ from epp.plugins.parsers._canonical import BRACKET, first
 from epp.plugins.parsers._structs import EMPTY, Message, Raw
 from epp.request import Extent, Request
 
-# A text that stands beside media in a body, or beside their URLs. Each may stand for MEDIUM_TOKENS: vLLM and SGLang make at most 16,384
+# A text that comes with each medium in a body, or with its URL. Each such text may mean MEDIUM_TOKENS: vLLM and SGLang make at most 16,384
 # tokens of an image for usual models, and a video has two or three of these texts.
 MEDIUM: Final = b'url"'
 MEDIUM_TOKENS: Final = 16_384
-STORED: Final = b'file_id"'  # beside a document that the server stores
+STORED: Final = b'file_id"'  # a text that comes with each document that the server stores
 # Content above this size is not searched for media: its bytes alone allow as many tokens as a few media have.
 SEARCHED_BYTES: Final = 16_384
-CONTEXT_TOKENS: Final = 1 << 20  # for what the server stores: the longest context of usual models
+CONTEXT_TOKENS: Final = 1 << 20  # tokens of stored content: the longest context of usual models
 CHOICES_MAX: Final = 1024  # engines allow fewer
 
 
 def choices_of(number: Any, best_of: Any = None) -> int:
-    """Returns how many choices a request asks for, from 1 to CHOICES_MAX. The parameters are values of its body; None: missing."""
+    """Returns how many choices a request asks for, from 1 to CHOICES_MAX. The parameters are values of the body; None if missing."""
     if number is None and best_of is None:
         return 1
     counts = [count for count in (number, best_of) if type(count) is int]
@@ -27,20 +27,20 @@ def choices_of(number: Any, best_of: Any = None) -> int:
 
 
 def describe(request: Request, *, choices: int = 1, prompts: int = 1, unseen: int = 0, hidden: bool = False) -> None:
-    """Sets the extent of the request, unless it is the usual one."""
+    """Sets the extent of the request, unless it is the usual extent."""
     if choices != 1 or prompts != 1 or unseen or hidden:
         request.extent = Extent(choices, prompts, unseen, hidden)
 
 
 def prompts_of(raw: Raw, several: int) -> int:
-    """Returns at most how many prompts a list has. `several`: the number of those that were read one by one."""
+    """Returns at most how many prompts a list has. `several`: how many prompts were read one by one."""
     if several or first(raw) != BRACKET or len(memoryview(raw)) <= SEARCHED_BYTES:
         return max(1, several)
     return bytes(raw).count(b",") + 1
 
 
 def media_tokens(messages: Sequence[Message]) -> int:
-    """Returns at most how many tokens the media of these messages make. A text costs one look."""
+    """Returns at most how many tokens the media of these messages take. A text costs one look."""
     tokens, left = 0, SEARCHED_BYTES
     for message in messages:
         content = message.content

@@ -1,7 +1,7 @@
 """Reads OpenAI's JSON bodies into a `Request`. Decodes only the fields that routing needs, and creates no objects for the others.
 
 All parsers of bodies that are, or contain, such JSON share this module. `read` does not require the name of a model. Parsers whose
-requests need one also call `named`.
+requests need a model also call `named`.
 """
 
 import functools
@@ -42,7 +42,7 @@ def whole(*candidates: Any) -> int | None:
 
 
 def named(request: Request, model: Any) -> None:
-    """Sets the request's model to `model`, the body's. Raises Refused if the name is missing, or too long to keep in metrics and caches."""
+    """Sets the request's model to the body's `model`. Raises Refused if it is missing, or too long to keep in metrics and caches."""
     if not isinstance(model, str) or not model:
         raise Refused(Cause.MODEL_MISSING)
     if len(model) > MODEL_CHARS_MAX:
@@ -52,7 +52,7 @@ def named(request: Request, model: Any) -> None:
 
 
 def salt(request: Request, value: Any) -> None:
-    """Sets the request's cache salt to the body's; EMPTY if it has none."""
+    """Sets the request's cache salt to the body's salt, or EMPTY if the body has no salt."""
     request.salted = value is not EMPTY
     if isinstance(value, str):
         request.cache_salt = value

@@ -1,8 +1,8 @@
 """Reads the parts of a body that a token producer needs: texts and media in order, or token ids, and the API that can render it.
 
-A parser's first reading skips most of the body. So when a plugin needs the parts, the body is read a second time, here. Nothing here
-refuses a body, because the parser has accepted it. Values of an unexpected shape are left out. JSON is written with sorted keys and
-without blanks, so that equal content has equal bytes.
+A parser's first reading skips most of the body. So when a plugin needs the parts, this module reads the body a second time. It refuses no
+body, because the parser has accepted it. It skips values of an unexpected shape. It writes JSON with sorted keys and without blanks, so
+that equal content has equal bytes.
 """
 
 from collections.abc import Iterator, Sequence
@@ -99,7 +99,7 @@ def embeddings(body: Body) -> Parts:
 def responses(body: Body) -> Parts:
     """Returns instructions, tools and input as a JSON array. Leaves out instructions or tools that are missing.
 
-    Nothing can render a request that continues what the server has stored: the body does not have all of its prompt.
+    A request that continues a stored response cannot be rendered, because the body does not have the whole prompt.
     """
     decoded = _responses.decode(body)
     optional = {"instructions": decoded.instructions, "tools": decoded.tools}
@@ -137,7 +137,7 @@ def _chat_messages(body: _Messages) -> Iterator[dict[str, Any]]:
 
 
 def _turn(role: Any, blocks: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yields the chat messages for one message of Anthropic's API. Results of tools come first, each as a message of its own."""
+    """Yields the chat messages for one message of Anthropic's API. Results of tools come first, each as a separate message."""
     content, calls = [], []
     for block in blocks:
         kind = block.get("type")

@@ -1,8 +1,8 @@
 """Decodes JSON objects into the fields of a msgspec Struct, in two ways with equal results.
 
 The kernels in C find the members that the Struct names, and skip all other bytes several times as fast as msgspec: a prompt of 400 KB in
-30 us instead of 300. msgspec decodes only the values that are not `Raw`. Where the kernels are not built, and for every text that they do
-not read, msgspec decodes the whole text; so it also decides what is an error.
+30 us instead of 300. msgspec decodes only the values that are not `Raw`. If the kernels are not built, or cannot read a text, msgspec
+decodes the whole text. So msgspec alone decides which texts are errors.
 
 A `Raw` field then holds JSON as bytes or as a view of the text, which the functions for `Raw` read in the same way.
 """
@@ -53,7 +53,7 @@ class ListReader:
     """Decodes arrays of objects of one type, `kind`: a Struct whose fields are all `Raw`."""
 
     def __init__(self, kind: type[msgspec.Struct], whole: Callable[[Any], Any]) -> None:
-        """`whole`: decodes an array that the kernels do not read, or another value in place of one."""
+        """`whole`: decodes an array that the kernels cannot read, or a value that is no array."""
         self._kind: Any = kind
         self._whole: Any = whole
         self._names = tuple(field.encode_name.encode() for field in msgspec.structs.fields(kind))
@@ -77,7 +77,7 @@ class ListReader:
 
 
 def _decoder(kind: Any) -> Callable[[Any], Any] | None:
-    """Returns the function that decodes the values of a field of this type; None: the field keeps the JSON text."""
+    """Returns the function that decodes the values of a field of this type, or None if the field keeps the JSON text."""
     if kind is Raw:
         return None
     whole = msgspec.json.Decoder(kind).decode

@@ -8,7 +8,7 @@ Raw = msgspec.Raw
 
 
 EMPTY: Final = Raw()
-ABSENT: Final[Any] = EMPTY  # the default of a member for which null is not the same as its absence
+ABSENT: Final[Any] = EMPTY  # the default of a member for which null and absence differ
 
 
 class Message(msgspec.Struct):
@@ -49,7 +49,7 @@ class Part(msgspec.Struct):
 
 
 class Source(msgspec.Struct):
-    """Decodes where the content of a medium is."""
+    """Decodes the source of a medium: data, URL or file id."""
 
     url: Raw = EMPTY
     data: Raw = EMPTY

@@ -16,7 +16,7 @@ from epp.request import Feature, Parts, Prompt
 
 
 def words(ids: Sequence[int]) -> NDArray[np.uint32]:
-    """Returns token ids as an array. Raises OverflowError if one is not an unsigned 32-bit number."""
+    """Returns token ids as an array. Raises OverflowError if an id is not an unsigned 32-bit number."""
     return np.frombuffer(array("I", ids), np.uint32)  # takes a third of the time of np.array
 
 
@@ -26,9 +26,9 @@ def prompt(
     rest: bytes | memoryview = b"",
     everything: Callable[[], Sequence[int]] | None = None,
 ) -> Prompt:
-    """Makes a prompt from token ids. `media`: the media among them. `rest`: the text of the ids that are not decoded.
+    """Makes a prompt from token ids. `media`: the media among the tokens. `rest`: the text of the ids that are not decoded.
 
-    `everything`: decodes and returns all ids; None: `ids` are all.
+    `everything`: decodes and returns all ids; None if `ids` has all ids.
     """
     head = ids.astype("<u4", copy=False)
     made = Prompt(lambda: (with_media(head, media) if media else head).tobytes() + rest)

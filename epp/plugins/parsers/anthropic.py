@@ -49,7 +49,7 @@ _system_part = msgspec.json.Decoder(_SystemPart)
 
 @plugin("anthropic-parser")
 class Anthropic(Parser):
-    """Reads Anthropic's messages API. Requests that only count tokens pass unread, and so do the answers to them."""
+    """Reads Anthropic's messages API. Requests that only count tokens, and the answers to them, pass unread."""
 
     paths = (MESSAGES, COUNT_TOKENS)
     app_protocols = ("h2c", "http")
@@ -93,7 +93,7 @@ def _canonical_bytes(body: _Body) -> bytes:
 
 
 def _system(raw: Raw) -> Raw:
-    """Returns the system text without billing notes; EMPTY if there is none."""
+    """Returns the system text without billing notes; EMPTY without a system text."""
     if not present(raw):
         return EMPTY
     if first(raw) != BRACKET or BILLING not in bytes(raw) or _canonical.crowded(memoryview(raw)):

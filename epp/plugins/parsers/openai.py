@@ -1,4 +1,4 @@
-"""The parser of OpenAI's API, and the one of all other paths, which reads nothing."""
+"""The parser of OpenAI's API, and the parser of all other paths, which reads nothing."""
 
 from epp.plugin import Parser, plugin
 from epp.plugins.parsers import _openai

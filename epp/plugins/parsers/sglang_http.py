@@ -39,7 +39,7 @@ _text = msgspec.json.Decoder(str)
 
 @plugin("sglanghttp-parser")
 class SglangHttp(Parser):
-    """Reads SGLang's generate API. It needs token ids, forwards the body unchanged and reads no model from it."""
+    """Reads SGLang's generate API. Requests must have token ids. Bodies pass unchanged, and no model is read from them."""
 
     paths = (GENERATE,)
     app_protocols = ("h2c", "http")

@@ -57,7 +57,7 @@ class VertexAi(Parser):
 
 
 def _data(message: bytes | memoryview, field: int) -> bytes | memoryview | None:
-    """Returns the data of the HttpBody in this field of a message; None: it has no HttpBody. Raises ValueError for a malformed message."""
+    """Returns the data of the HttpBody in this field of a message; None without an HttpBody. Raises ValueError for a malformed message."""
     last: bytes | memoryview | None = None
     walk = wire.Walk()
     for number, value in walk.fields(message):

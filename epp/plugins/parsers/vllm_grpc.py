@@ -116,7 +116,7 @@ def _prompt(walk: wire.Walk, message: memoryview, media: Sequence[Feature]) -> P
 
 
 def _sampling(walk: wire.Walk, message: memoryview) -> tuple[int | None, int]:
-    """Reads SamplingParams: fields max_tokens 8, which may be 0 (None: it is missing), and n 15."""
+    """Reads SamplingParams: fields max_tokens 8, which may be 0 or missing (None), and n 15."""
     most, choices = None, 1
     for number, value in walk.fields(message):
         if number == 8:

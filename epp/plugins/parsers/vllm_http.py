@@ -1,4 +1,4 @@
-"""Reads vLLM's API for clients that send token ids, and the hashes of media among them."""
+"""Reads vLLM's API for clients that send token ids, and hashes of the media among the tokens."""
 
 from typing import Annotated, Final
 

@@ -20,16 +20,16 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 
 
 class DrawParameters(Parameters, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """How many endpoints are picked, and from which.
+    """How many endpoints are picked, and among how many candidates.
 
-    top_k: Draw among this many candidates with the highest scores; 0: among all.
+    top_k: Draw among this many candidates with the highest scores; 0 means among all.
     """
 
     top_k: Annotated[int, msgspec.Meta(ge=0)] = 0
 
 
 class CountedPicker(Picker):
-    """Base of pickers that return up to `_count` targets. `_rng`: the random generator with which they draw."""
+    """Base of pickers that return up to `_count` targets. `_rng`: the random generator of the picker plugin."""
 
     def __init__(self, name: str, params: Parameters) -> None:
         super().__init__(name, params)
@@ -41,7 +41,7 @@ class CountedPicker(Picker):
 
 
 class DrawingPicker(CountedPicker):
-    """Base of pickers that draw among the `_top` candidates with the highest scores; 0: among all."""
+    """Base of pickers that draw among the `_top` candidates with the highest scores, or among all if `_top` is 0."""
 
     def __init__(self, name: str, params: DrawParameters) -> None:
         super().__init__(name, params)

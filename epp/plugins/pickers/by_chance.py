@@ -1,6 +1,6 @@
-"""Pick at random: each endpoint alike, or in proportion to its score.
+"""Pick at random: with equal probability, or in proportion to scores.
 
-The algorithm in proportion is A-Res (Efraimidis and Spirakis, 2006): each candidate gets the key U^(1/score), where U is a random number
+The algorithm for proportions is A-Res (Efraimidis and Spirakis, 2006): each candidate gets the key U^(1/score), where U is a random number
 between 0 and 1, and the candidates with the largest keys are picked.
 """
 
@@ -16,7 +16,7 @@ from epp.request import Request
 
 @plugin("random-picker")
 class RandomChoice(DrawingPicker):
-    """Picks endpoints at random with equal probability; with `topK` only among the k best."""
+    """Picks endpoints at random with equal probability; with `topK`, only among the k candidates with the highest scores."""
 
     Params = DrawParameters
 
@@ -32,7 +32,7 @@ class RandomChoice(DrawingPicker):
 class WeightedRandom(DrawingPicker):
     """Picks endpoints at random in proportion to their scores.
 
-    Endpoints with scores of 0 or less are picked only after those with higher scores. If no score is above 0, all have equal chances.
+    Endpoints with scores of 0 or less are picked only after all others. If no score is above 0, all endpoints have equal chances.
     """
 
     Params = DrawParameters

@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 
 class Rules(NamedTuple):
-    """Sets how to place a burst. `per_replica`: how many requests with one prompt an endpoint gets; -1: all.
+    """Sets how to place a burst. `per_replica`: how many requests with one prompt an endpoint gets; -1 for all.
 
-    `shared`: how many leading blocks different prompts must share to attract each other; 0: only equal prompts go together.
-    `by_blocks`: balance the blocks that endpoints have to compute, instead of requests.
+    `shared`: how many leading blocks different prompts must share to go to one endpoint; at 0, only equal prompts do.
+    `by_blocks`: whether to balance the blocks that endpoints have to compute, instead of requests.
     """
 
     per_replica: int
@@ -21,7 +21,7 @@ class Rules(NamedTuple):
 
 
 def assign(chains: Sequence[tuple[int, ...]], running: Mapping[int, float], rules: Rules) -> list[int | None]:
-    """Returns the owner id of the endpoint for each request; None: no preference.
+    """Returns the owner id of the endpoint for each request, or None for a request without a preference.
 
     `chains`: the block hashes of each request. `running`: owner id -> running requests; among equal endpoints, the first one wins.
     """
@@ -51,7 +51,7 @@ def assign(chains: Sequence[tuple[int, ...]], running: Mapping[int, float], rule
 
 
 class _Table:
-    """Counts what each endpoint has got of this burst. `fair`: an endpoint with this much load attracts no more similar prompts."""
+    """Counts the requests or blocks of this burst that each endpoint got. `fair`: above this load, it gets no more similar prompts."""
 
     def __init__(self, running: Mapping[int, float], fair: int, rules: Rules) -> None:
         self._running = running
@@ -90,7 +90,7 @@ class _Table:
         return matches
 
     def _choice(self, matches: Counter[int] | None, here: Counter[int]) -> int:
-        """Returns the owner for the next request: the least loaded one with room.
+        """Returns the owner for the next request: the least loaded owner with room.
 
         With `matches`, an owner with a long enough match and less than its fair share goes first; the longest match wins.
         """

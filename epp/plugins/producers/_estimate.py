@@ -1,7 +1,7 @@
 """Estimates tokens without a tokenizer: 4 bytes of the prompt count as one token, and a media item as many as a model likely uses.
 
-The token ids do not belong to an engine's vocabulary. They are good for counting and for hashing prefixes. A media item starts at a whole
-token. The XXH64 of its content is the hash of its feature, and the low 32 bits of this hash are the id of each of its tokens.
+The token ids are not those of an engine's vocabulary. They serve only to count tokens and to hash prefixes. A media item starts at a whole
+token. The XXH64 of the item's content is the hash of its feature. The low 32 bits of this hash are the id of each token of the item.
 
 Clients choose the sizes of media, so the estimates are bounded: one item counts at most ITEM_TOKENS_MAX tokens. At most PROMPTS_MAX
 prompts and TOKENS_MAX tokens of media are estimated for one request.
@@ -33,7 +33,7 @@ VIDEO_FPS = "x-llm-d-video-fps"
 VIDEO_SECONDS = "x-llm-d-video-duration-seconds"
 VIDEO_RESOLUTION = "x-llm-d-video-resolution"
 
-# Below the parameter `estimate`: what counts only with some values of a mode.
+# Below the parameter `estimate`: parameters that have an effect only with some values of a mode.
 DYNAMIC, SAMPLED = ("dynamic", ""), ("sampled", "")
 COUNTS_WITH: Final = {
     "image.static": ("image.mode", ("static",)),
@@ -101,7 +101,7 @@ class Image(Settings, frozen=True):
     """How many tokens an image counts.
 
     mode: `dynamic` (also if empty): by the image's size in pixels. `static`: the same number for every image.
-    default_resolution: The size of an image that is only a URL; if the request has the image's data, the size is read from them.
+    default_resolution: The size of an image that is only a URL. If the request has the image's data, the data have the size.
     static: The number of tokens in the mode `static`.
     dynamic: How size becomes tokens in the mode `dynamic`.
     """
@@ -144,8 +144,8 @@ class Sampled(Settings, frozen=True):
 class Strided(Settings, frozen=True):
     """A model that takes every n-th frame of the video.
 
-    default_source_fps: Frames per second of videos whose request does not say it in a header.
-    frame_stride: The n.
+    default_source_fps: Frames per second of a video if no header of the request gives the number.
+    frame_stride: The n of "every n-th frame".
     """
 
     default_source_fps: float = msgspec.field(default=0.0, name="defaultSourceFPS")
@@ -158,7 +158,7 @@ class Frames(Settings, frozen=True):
     mode: `sampled` (also if empty): duration * sampleFPS, limited to minFrames and maxFrames, then divided by temporalPatchSize. `strided`:
         duration * frames per second of the video / frameStride, limited to minFrames and maxFrames.
     min_frames: The fewest frames.
-    max_frames: The most frames; 0 or less: no limit.
+    max_frames: The most frames. With 0 or less, there is no limit.
     sampled: The numbers of the mode `sampled`.
     strided: The numbers of the mode `strided`.
     """
@@ -186,11 +186,11 @@ class Video(Settings, frozen=True):
 
     Request headers may tell the video's size, duration and frames per second.
 
-    default_resolution: The size of videos whose request does not tell it.
-    default_duration: The duration, in seconds, of videos whose request does not tell it.
+    default_resolution: The size of a video if no header of the request tells the size.
+    default_duration: The duration of a video, in seconds, if no header of the request tells the duration.
     tokens_per_frame: How many tokens a frame counts.
     frames: How many frames count.
-    max_video_tokens: The most tokens that a video counts; 0 or less: no limit.
+    max_video_tokens: The most tokens that a video counts. With 0 or less, there is no limit.
     """
 
     default_resolution: Resolution = Resolution()
@@ -223,7 +223,7 @@ class Estimate(Settings, frozen=True):
     video: Video = Video()
 
     def prompts(self, parts: Parts, headers: Mapping[str, str]) -> list[PromptTokens]:
-        """Returns the tokens of each prompt of a request that has any. `headers`: of the request; they may describe a video."""
+        """Returns the tokens of each prompt of a request. `headers`: the headers of the request, which may describe a video."""
         left = TOKENS_MAX
         prompts = []
         for pieces in parts.prompts[:PROMPTS_MAX]:
@@ -268,7 +268,7 @@ def from_token_ids(token_ids: Sequence[Sequence[int]], features: Sequence[Featur
 
 
 def positive(*values: float) -> float:
-    """Returns the first value above 0; 0 if there is none."""
+    """Returns the first value above 0, or 0 if no value is."""
     return next((value for value in values if value > 0), 0.0)
 
 
@@ -277,7 +277,7 @@ def whole(frames: float) -> int:
 
 
 def number(text: str | None) -> float:
-    """Returns a header's value as a number; 0 if it is missing, or not a finite number above 0."""
+    """Returns a header's value as a number; 0 if the header is missing or not a finite number above 0."""
     try:
         value = float(text) if text else 0.0
     except ValueError:
@@ -286,7 +286,7 @@ def number(text: str | None) -> float:
 
 
 def resolution(text: str | None) -> Size | None:
-    """Parses `WIDTHxHEIGHT`. None if the text is invalid."""
+    """Parses `WIDTHxHEIGHT`. Returns None if the text is invalid."""
     width, cross, height = (text or "").lower().partition("x")
     if not cross or len(width) > 9 or len(height) > 9:
         return None
@@ -298,7 +298,7 @@ def resolution(text: str | None) -> Size | None:
 
 
 def image_size(url: str) -> Size | None:
-    """Returns width and height of an image in pixels; None unless the URL contains the data of a PNG, GIF or JPEG."""
+    """Returns width and height of an image in pixels. Returns None unless the URL contains the data of a PNG, GIF or JPEG."""
     if not url.startswith("data:image/"):
         return None
     _, marker, payload = url[: HEADER_CHARS + 64].partition("base64,")

@@ -1,6 +1,6 @@
 """Counts the tokens of requests in flight, and releases them: the work of `inflight-load-producer`.
 
-It is not in the plugin's class, because mypyc makes no native class of a plugin, and these methods run for each request.
+This code is not in the plugin's class, because mypyc makes no native class of a plugin, and these methods run for each request.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,13 +15,13 @@ from epp.prefix.match import PrefixMatch
 from epp.request import Request
 from epp.request.tokens import token_count
 
-LOOK_S: Final = 0.01  # how often requests are looked at, while some wait to be due
-LONGEST_S: Final = 60.0  # first tokens that are predicted later than this are waited for
+LOOK_S: Final = 0.01  # the time between two looks for requests that are due
+LONGEST_S: Final = 60.0  # if the first token is predicted later than this, a request keeps its tokens until the token comes
 NONE: Final[Sequence[tuple[Endpoint, int]]] = ()
 
 
 class Held:
-    """Holds what was counted for one request. `tokens`: at `endpoint`, the primary target; None: nothing is counted there.
+    """Holds the counted tokens of one request. `tokens`: at `endpoint`, the primary target; None if no tokens are counted.
 
     `secondary`: (endpoint, tokens) at targets of other profiles, whose work ends when the answer begins. `due`: when the first token is
     predicted, in monotonic seconds, while the request is in `Dues`; `slot`: the slot that computes the prompt.
@@ -38,7 +38,7 @@ class Held:
 
 
 class Output:
-    """Estimates the tokens of answers: `ratio` times those of the prompt, at most the request's own limit and `most` (None: no limit)."""
+    """Estimates the tokens of answers: `ratio` times the prompt's tokens, at most the request's own limit and `most`, if not None."""
 
     def __init__(self, ratio: float, most: int | None) -> None:
         self._ratio = ratio
@@ -53,10 +53,10 @@ class Output:
 
 
 class Dues:
-    """Holds requests that are not streamed, by when their first token is predicted. Times are monotonic seconds.
+    """Holds requests that are not streamed, by the predicted time of the first token. Times are monotonic seconds.
 
-    `now`: about the time, while requests wait to be due: it grows by LOOK_S with each look. The requests of the same LOOK_S are in one
-    list, so adding one takes the same time however many there are.
+    `now`: roughly the time; grows by LOOK_S with each look while there are requests. The requests of the same LOOK_S are in one list, so
+    adding a request takes the same time however many there are.
     """
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class Dues:
             among.append(held)
 
     def due(self) -> list[Held]:
-        """Passes LOOK_S. Returns the requests that are due, and forgets them."""
+        """Moves `now` on by LOOK_S. Returns and forgets the requests that are due."""
         self.now += LOOK_S
         due: list[Held] = []
         for number in [number for number in self._lists if number <= self.now / LOOK_S]:
@@ -90,9 +90,9 @@ class Dues:
 
 
 class HeldTokens:
-    """Counts tokens from the dispatch of a request until they are released, each exactly once.
+    """Counts the tokens of a request from its dispatch until it releases them, once.
 
-    `match`: the prefix matches that count; `learned`: the predictions to read; `held`: where a request keeps what was counted for it.
+    `match`: the prefix matches to use. `learned`: the predictions to read. `held`: where a request keeps its `Held`.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class HeldTokens:
         output: Output | None,
         look_later: Callable[[], bool],
     ) -> None:
-        """`output`: counts the tokens of answers, too, until their end. `look_later`: returns whether it will call `look` after LOOK_S."""
+        """With `output`, also counts tokens of answers, until their end. `look_later` returns whether it will call `look` after LOOK_S."""
         self._load = load
         self._learning = learning
         self._match = match
@@ -120,7 +120,7 @@ class HeldTokens:
     def sent(self, request: Request, decision: Decision) -> None:
         """Counts the tokens of a request at the targets of its decision."""
         held = Held()
-        request[self._held] = held  # from here on, `ended` releases what is counted, whatever fails below
+        request[self._held] = held  # from here on, `ended` releases the counted tokens, whatever fails below
         prompt = token_count(request)
         match: PrefixMatch | None = request[self._match]
         output = 0 if self._output is None else self._output.tokens(request, prompt)

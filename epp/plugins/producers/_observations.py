@@ -1,7 +1,7 @@
-"""Keeps what was observed of one endpoint: a window of recent requests, and a history of its best times to first token.
+"""Keeps the observations of one endpoint: a window of recent requests, and a history of the best times to first token.
 
 Formulas, names and defaults are those of the reference picker. A percentile interpolates linearly between two values. The load at a
-percentile is the mean load of the observations that are at most a tenth of all observations away from it. The time is divided into
+percentile is the mean load of the observations whose rank differs by at most a tenth of all observations. The time is divided into
 *buckets*. At the end of a bucket, the 10th percentile of its times is added to the history. A full history drops its largest value. The
 *floor* is the 10th percentile of the history.
 """
@@ -30,7 +30,7 @@ class Rules(NamedTuple):
 
 
 class Observation(NamedTuple):
-    """Holds one request: when its first token came, how long that took, and how many requests were in flight when it was sent."""
+    """Holds one request: when the first token came, how long that took, and how many requests were in flight at the dispatch."""
 
     at: float
     ttft_s: float

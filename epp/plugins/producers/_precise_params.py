@@ -11,7 +11,7 @@ from epp.quantities import parse_duration
 
 TIERS_MAX = 5  # tiers with a weight of their own; the others share one tier
 WEIGHT_MAX = 1000.0
-# Bytes of shared memory per block: three places in the index, and one and a third in the table of links.
+# Bytes of shared memory per block: three places in the index, and four thirds of a place in the table of links.
 ENTRY_BYTES = 68
 PORT = 5557
 
@@ -27,7 +27,7 @@ class TokenProcessor(_Struct, frozen=True):
     """How servers cut prompts into blocks.
 
     block_size_tokens: The block size, in tokens, that `epp doctor` expects the servers to report. Default: any. Routing always uses the
-      size that each server reports.
+    size that each server reports.
     block_size: Deprecated: use `block_size_tokens`.
     hash_seed: Accepted, without effect: the keys of blocks stay in this picker, which shares no index.
     hash_algorithm: Accepted, without effect: the keys of blocks stay in this picker, which shares no index.
@@ -71,8 +71,8 @@ class Redis(_Struct, frozen=True):
 class BlockIndex(_Struct, frozen=True):
     """Limits of the index.
 
-    in_memory_config: Its size in blocks.
-    cost_aware_memory_config: Its size in bytes. If given, inMemoryConfig does not count.
+    in_memory_config: The size of the index in blocks.
+    cost_aware_memory_config: The size of the index in bytes. If given, inMemoryConfig has no effect.
     redis_config: Accepted, without effect: the index is in this picker's shared memory.
     valkey_config: Accepted, without effect: the index is in this picker's shared memory.
     enable_metrics: Export metrics of the index.
@@ -115,7 +115,7 @@ class PodDiscovery(_Struct, frozen=True):
     pod_label_selector: Accepted, without effect: the endpoints of the pool are followed.
     pod_namespace: Accepted, without effect: the endpoints of the pool are followed.
     socket_port: The port of rank 0; rank n publishes on this port + n.
-    replay_socket_port: The port on which rank 0 repeats what was missed. Default: none.
+    replay_socket_port: The port on which rank 0 repeats missed events. Default: no port.
     """
 
     pod_label_selector: str = ""
@@ -144,7 +144,7 @@ class KvEvents(_Struct, frozen=True):
 
 
 class Parameters(_Struct, frozen=True):
-    """Says what is known about the servers' caches, and how events about them arrive.
+    """Describes the servers' caches, and how events about the caches arrive.
 
     token_processor_config: How servers cut prompts into blocks.
     indexer_config: The index, and the weights of the tiers.
@@ -164,12 +164,12 @@ DEFAULT_BACKENDS = (Backend("gpu", 1.0), Backend("cpu", 0.8))
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """Holds what the kv-events process and `epp doctor` need of the parameters. `block_tokens`: the size that `epp doctor` expects.
+    """Holds the parameters that the kv-events process and `epp doctor` need. `block_tokens`: the block size that `epp doctor` expects.
 
-    `tiers`: (name, weight in thousandths). `replay_port` 0: no replays.
+    `tiers`: (name, weight in thousandths). `replay_port`: 0 without replays.
 
-    `bind`: the address to bind; "": connect to the endpoints. `blocks_max`: the index's limit in blocks; 0: none is configured.
-    `speculative_s`: how long blocks count before a server reports them; 0: they do not.
+    `bind`: the address to bind; "" to connect to the endpoints. `blocks_max`: the index's limit in blocks; 0 if none is configured.
+    `speculative_s`: for how long blocks count before a server reports them; at 0, they do not count before.
     """
 
     block_tokens: int
@@ -217,7 +217,7 @@ def settings(params: Parameters) -> Settings:
 
 COUNTS_WITH: Mapping[str, tuple[str, tuple[object, ...]]] = {
     "speculativeTTL": ("speculativeIndexing", (True,)),
-    # Servers that connect to the picker have no port to connect to, and replay nothing.
+    # The picker cannot connect to servers that connect to it, and gets no replays from them.
     "kvEventsConfig.podDiscoveryConfig.socketPort": ("kvEventsConfig.zmqEndpoint", ("",)),
     "kvEventsConfig.podDiscoveryConfig.replaySocketPort": ("kvEventsConfig.zmqEndpoint", ("",)),
 }
@@ -230,7 +230,7 @@ def deprecated(params: Parameters) -> Mapping[str, str]:
 
 
 def _blocks_max(index: BlockIndex) -> int:
-    """Returns the limit of the index in blocks; 0: none. The limit in bytes goes before that in blocks."""
+    """Returns the limit of the index in blocks; 0 without a limit. A limit in bytes takes precedence over a limit in blocks."""
     if index.cost_aware_memory_config is not None and index.cost_aware_memory_config.size:
         return max(1, _bytes(index.cost_aware_memory_config.size) // ENTRY_BYTES)
     if index.in_memory_config is not None and index.in_memory_config.size:

@@ -1,6 +1,6 @@
-"""Predicts the latencies of requests, and passes on what their answers teach: the work of a producer of learned latencies.
+"""Predicts the latencies of requests, and passes on the measured latencies: the work of a producer of learned latencies.
 
-It is not in the plugin's class, because mypyc makes no native class of a plugin, and these methods run for each request.
+This code is not in the plugin's class, because mypyc makes no native class of a plugin, and these methods run for each request.
 """
 
 from compiled import calls
@@ -49,7 +49,7 @@ class Sent:
 
 
 class Predictions:
-    """Predicts what requests cost at each candidate, and sends `learning` what their answers say.
+    """Predicts what requests cost at each candidate, and sends `learning` the measured latencies of their answers.
 
     `match`: the prefix matches to read; `costs`: what the scorer reads.
     """
@@ -156,7 +156,7 @@ class Predictions:
         return sent if isinstance(sent, Sent) else None
 
     def _reason(self, model: LatencyModel, slots: Ints) -> str:
-        """Says why the model is not used for these endpoints; "" if it is. It changes with the model or the endpoints only."""
+        """Says why the model is not used for these endpoints; "" if it is used. Depends on the model and the endpoints only."""
         if model is not self._asked_model or slots is not self._asked_slots or model.changes != self._asked_at:
             self._asked_model, self._asked_slots, self._asked_at = model, slots, model.changes
             self._why_not = FEW if not model.knows(slots.tolist()) else "" if model.trusted else WORSE
@@ -164,7 +164,7 @@ class Predictions:
 
 
 def _waits(match: PrefixMatch, candidates: Candidates, now: float) -> list[Wait]:
-    """Returns the prefills under way that this prompt can wait for, at most one per candidate: the one that shares most."""
+    """Returns the prefills under way for which this prompt can wait, at most one per candidate: that with the longest shared prefix."""
     block_tokens = match.block_tokens
     row_of_owner = candidates.snapshot.endpoint_list.row_of_owner
     waits: dict[int, Wait] = {}

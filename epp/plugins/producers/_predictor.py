@@ -1,8 +1,8 @@
 """Calls the latency predictor's sidecars: gets predictions for requests, and sends samples for training.
 
 Requests that arrive within a short window share one call to one server (`Batch`), and wait for the same answer. While too many calls
-are under way, a batch stays open and grows. After FAILURES_MAX failed calls in a row, the predictor is not called for REST_S seconds. Then
-the next batch calls it again. So a dead or slow predictor delays few requests.
+are under way, a batch stays open and grows. After FAILURES_MAX failed calls in a row, no batch calls the predictor for REST_S seconds. The
+next batch then calls it again. So a dead or slow predictor delays few requests.
 
 Measured latencies are sampled, all with the same probability, and sent periodically. A sample that cannot be sent is lost. Each worker
 has its own batches, samples and view of the predictor's health.
@@ -161,7 +161,7 @@ class Predictor:
     def ask(self, rows: Sequence[Row], now: float, deliver: Deliver) -> Waiting:
         """Asks for predictions for these rows. `deliver` gets the predictions before the returned wait ends.
 
-        Raises ProducerFailed while the predictor is not called, because calls have failed.
+        Raises ProducerFailed while no batch calls the predictor, because calls have failed.
         """
         if self._failures >= FAILURES_MAX and (now < self._rests_until or self._calls):
             raise ProducerFailed(f"'{self._plugin.name}': the predictor does not answer and is not called for {REST_S:g} s")

@@ -1,6 +1,6 @@
 """Remembers which prompts were sent to which endpoints: the work of an approximate prefix producer.
 
-It is not in the plugin's class, because mypyc makes no native class of a plugin, and these methods run for each request.
+This code is not in the plugin's class, because mypyc makes no native class of a plugin, and these methods run for each request.
 """
 
 from collections import deque
@@ -21,26 +21,27 @@ from epp.request.tokens import TOKENS, PromptTokens
 ROOTS_MAX: Final = 4096
 SALT_CHARS_MAX: Final = 256  # characters of a cache salt; the root hashes of longer salts are not kept
 PROMPTS_MAX: Final = 64  # prompts of one request that are matched
-REFRESH_S: Final = 1.0  # a worker adds blocks that it added, or added again, less than this long ago no second time
-REFRESHED_MAX: Final = 4096  # chains of which a worker remembers when it added them again
+REFRESH_S: Final = 1.0  # for this long after a worker has added blocks to the index, it does not add the same blocks again
+REFRESHED_MAX: Final = 4096  # a worker remembers for this many chains when it added them again
 RECENT_MAX: Final = 256
-LONG_BLOCKS: Final = 512  # a chain pushes one more of the remembered chains out for each so many blocks
+LONG_BLOCKS: Final = 512  # for each so many of its blocks, a chain pushes out one more of the remembered chains
 COMPARED_MAX: Final = 256  # remembered chains with which the chains of one failed request are compared
-# What one worker teaches the index of requests without a first token is at most this share of an endpoint's capacity, so that requests
-# that the server refuses displace nothing: the index may have a twentieth more than the capacity. But it may always be so many blocks.
+# One worker may add blocks of requests without a first token for at most this share of an endpoint's capacity, so that requests that
+# the server refuses displace no other blocks: the index has room for a twentieth more than the capacity. The worker may always add so
+# many blocks.
 UNPROVEN_SHARE: Final = 32
 UNPROVEN_BLOCKS: Final = 16
 
-Chain = tuple[Hashes, Mapping[int, int]]  # hashes of one of several prompts; owner -> leading blocks that it holds
+Chain = tuple[Hashes, Mapping[int, int]]  # hashes of one of several prompts; owner -> leading blocks that the owner holds
 
 
 class Sent:
-    """Remembers a chain that was sent to an endpoint. `owner`: the endpoint's owner id; 0: the request failed.
+    """Remembers a chain that was sent to an endpoint. `owner`: the endpoint's owner id; 0 if the request failed.
 
-    `known`: how many leading blocks the endpoint held before, or computes for other requests. `sure`: how many of them it held by the
-    index. `first`: the first block that the index learns: 0 if it learns the known blocks again. `taught`: how many leading blocks the
-    index has of it. `later`: whether the index learns it at the first token. `unproven`: how many blocks count as taught without a first
-    token. `prefill`: what `Prefills.begins` returned; -1: nothing is shown.
+    `known`: how many leading blocks the endpoint held before, or computes for other requests. `sure`: how many leading blocks it held by
+    the index. `first`: the first block that the index learns: 0 if it learns the known blocks again. `taught`: how many leading blocks of
+    the chain the index has. `later`: whether the index learns the chain at the first token. `unproven`: how many blocks count as taught
+    without a first token. `prefill`: what `Prefills.begins` returned; -1 if the prefill is not shown.
     """
 
     __slots__ = ("first", "hashes", "known", "later", "owner", "prefill", "sure", "taught", "unproven")
@@ -57,9 +58,9 @@ class Sent:
 
 
 class Keys:
-    """The data that a producer keeps with each request. `match`: its result; `chains`: of several prompts; `sent`: what it has learned.
+    """The data that a producer keeps with each request. `match`: its result. `chains`: of several prompts. `sent`: the sent chains.
 
-    `sure`: owner -> blocks by the index, if prefills under way add to them. `begun`: whether the first token has come.
+    `sure`: owner -> blocks by the index, if prefills under way add further blocks. `begun`: whether the first token has come.
     """
 
     def __init__(self, name: str, match: Datum[PrefixMatch]) -> None:
@@ -71,7 +72,7 @@ class Keys:
 
 
 class SentPrompts:
-    """Matches prompts with the index, teaches it what is sent, and takes back what failed."""
+    """Matches prompts with the index, adds the blocks of sent prompts to the index, and removes the blocks of failed requests."""
 
     def __init__(
         self,
@@ -86,7 +87,7 @@ class SentPrompts:
         hit_ratio: Measure,
         hit_bytes: Measure,
     ) -> None:
-        """`bytes_max`: bytes of a prompt that are matched. `capacity`: of an endpoint in the index. `secret`: see `epp.prefix.blocks`."""
+        """`bytes_max`: matched bytes of a prompt. `capacity`: blocks of an endpoint in the index. `secret`: see `epp.prefix.blocks`."""
         self._keys = keys
         self._block_tokens = block_tokens
         self._block_bytes = block_tokens * BYTES_PER_TOKEN
@@ -127,7 +128,7 @@ class SentPrompts:
         request[self._keys.match] = self._matched(depths, candidates, hashes, tokens, under_way)
 
     def _produce_each(self, request: Request, candidates: Candidates, prompts: Sequence[bytes]) -> None:
-        """Matches each prompt separately, and adds up their blocks."""
+        """Matches each prompt separately, and adds up the matched blocks."""
         given = [prompt for prompt in prompts if prompt]
         if not given:
             return
@@ -153,7 +154,7 @@ class SentPrompts:
     def _matched(
         self, depths: Mapping[int, int], candidates: Candidates, hashes: Hashes, tokens: int, under_way: Sequence[Prefill]
     ) -> PrefixMatch:
-        """Returns the match of one prompt. `depths`: owner -> how many leading blocks it holds."""
+        """Returns the match of one prompt. `depths`: owner -> how many leading blocks the owner holds."""
         snapshot = candidates.snapshot
         endpoint_list = snapshot.endpoint_list
         blocks = by_row(depths, endpoint_list.row_of_owner, len(endpoint_list.endpoints)) if depths else None
@@ -161,7 +162,7 @@ class SentPrompts:
         return PrefixMatch(blocks, hashes, self._block_tokens, tokens, servers=servers, under_way=under_way)
 
     def learn(self, request: Request, decision: Decision) -> None:
-        """Tells the index that the targets will hold the request's blocks, or notes what it is told at the first token."""
+        """Adds the request's blocks to the index for its targets, or notes which blocks to add at the first token."""
         match = request[self._keys.match]
         if match is None:
             return
@@ -171,7 +172,7 @@ class SentPrompts:
         self._hit_ratio.observe(cached / match.most() if cached else 0.0)
         self._hit_bytes.observe(cached * BYTES_PER_TOKEN)
         sent: list[Sent] = []
-        request[self._keys.sent] = sent  # from here on, `ended` takes back what the index learns, whatever fails below
+        request[self._keys.sent] = sent  # from here on, `ended` removes these blocks from the index, whatever fails below
         chains = request[self._keys.chains]
         sure = request[self._keys.sure]
         self._learn(match, primary, chains, sure, request.now, sent)
@@ -182,7 +183,7 @@ class SentPrompts:
             self._show(request, match, sent)
 
     def _show(self, request: Request, match: PrefixMatch, sent: Sequence[Sent]) -> None:
-        """Shows the prefill of a request with one prompt. If there is a prefill endpoint, it is the last one in `sent`."""
+        """Shows the prefill of a request with one prompt. A prefill endpoint, if any, is the last one in `sent`."""
         computes = sent[-1]
         tokens = max(0, match.tokens - computes.known * self._block_tokens)
         computes.prefill = self._prefills.begins(computes.hashes, computes.owner, computes.known, tokens, request.now)
@@ -195,7 +196,7 @@ class SentPrompts:
             self._computed(sents)
 
     def ended(self, request: Request, response: Response) -> None:
-        """Takes the request's blocks back if the server has not computed the prompt: it has failed the request, or gave no token."""
+        """Removes the request's blocks from the index if the server failed the request or gave no token."""
         sents = request[self._keys.sent]
         if not sents:
             return
@@ -208,8 +209,8 @@ class SentPrompts:
             self._computed(sents)
 
     def _computed(self, sents: Sequence[Sent]) -> None:
-        """Teaches the index what it has not learned yet, and blocks whose prefill another request had begun: they stay, even if that
-        request is cancelled.
+        """Adds the blocks that the index does not have yet. Also adds blocks whose prefill another request had begun, so that these blocks
+        stay even if that request is cancelled.
         """
         for sent in sents:
             self._prove(sent)
@@ -244,14 +245,14 @@ class SentPrompts:
             for other in others:
                 if (shared := _shared(sent, other)) > sent.known:
                     kept = max(kept, shared)
-                    # From now on the other request counts as the one that added these blocks: if it fails, too, it takes them back.
+                    # From here on, the other request counts as the one that added these blocks: if it fails, too, it removes them.
                     other.known = min(other.known, sent.known)
             added = landmarks(sent.hashes[: sent.taught], kept)
             if len(added):
                 self._index.forget(added, owner)
 
     def _similar(self, failed: Sequence[tuple[Sent, int]]) -> Mapping[tuple[int, int], list[Sent]]:
-        """Maps owner and first hash of each failed chain to the recent chains that have both in common with it, the latest first."""
+        """Returns (owner, first hash) of each failed chain -> the recent chains with the same owner and first hash, the latest first."""
         chains: dict[tuple[int, int], list[Sent]] = {(owner, sent.hashes.item(0)): [] for sent, owner in failed}
         owners = {owner for _, owner in failed}
         for other in reversed(self.recent):
@@ -270,7 +271,7 @@ class SentPrompts:
     ) -> None:
         """Adds a request's chains to the index for the endpoint that a profile picked, and remembers them in `sent`.
 
-        `sure`: owner -> blocks by the index, if prefills under way add to them.
+        `sure`: owner -> blocks by the index, if prefills under way add further blocks.
         """
         row, snapshot = run.row, run.candidates.snapshot
         owner = snapshot.endpoints[row].owner
@@ -286,7 +287,7 @@ class SentPrompts:
                 self._learn_chain(chain, len(hashes), snapshot, row, sent)
 
     def _learn_chain(self, chain: Sent, blocks: int, snapshot: Snapshot, row: int, sent: list[Sent]) -> None:
-        """Adds one chain. `blocks`: the length of its prompt, of which it may have only the beginning."""
+        """Adds one chain, which may have only the beginning of its prompt. `blocks`: the length of the prompt."""
         hashes, owner = chain.hashes, chain.owner
         sent.append(chain)
         self.recent.append(chain)
@@ -308,10 +309,10 @@ class SentPrompts:
             self._index.learn(learned, owner)
 
     def _first(self, hashes: Hashes, known: int, sure: int, owner: int, now: float) -> int:
-        """Returns from which block on the index learns a chain: from the first one, or from the first that the endpoint does not hold.
+        """Returns from which block on the index learns a chain: from block 0, or from the first block that the endpoint does not hold.
 
-        A server drops what was not used for longest. So the index learns again what the server uses, and then drops the same. It learns
-        nothing again of a prompt that waits for a prefill: the first token will show that the server has computed it.
+        A server drops the least recently used blocks. So the index learns used blocks again, to drop the same blocks as the server. If a
+        prompt waits for a prefill, the index learns no block again: the first token will show that the server has computed the prefix.
         """
         if not known or sure < known:
             return known
@@ -334,7 +335,7 @@ class SentPrompts:
         return self._capacity.blocks
 
     def _forget_for(self, blocks: int) -> None:
-        """Forgets remembered chains to make room for a long one, so that memory stays bounded: one chain may have 256 KB."""
+        """Forgets remembered chains to make room for a long chain, so that memory stays bounded: one chain may have 256 KB."""
         recent = self.recent
         for _ in range(min(blocks // LONG_BLOCKS, len(recent) - 1)):
             recent.popleft()
@@ -362,7 +363,7 @@ def _words(prompt: PromptTokens) -> bytes:
 
 
 def _shared(failed: Sent, other: Sent) -> int:
-    """Returns how many leading blocks of a failed chain stay: those known before, and those in common with the other chain."""
+    """Returns how many leading blocks of a failed chain stay: blocks known before, and blocks in common with the other chain."""
     known, most = failed.known, min(len(failed.hashes), len(other.hashes))
     if known >= most or failed.hashes.item(known) != other.hashes.item(known):
         return known

@@ -1,19 +1,20 @@
 """Approximate prefix affinity: remembers which prompts were sent where, without asking the servers.
 
 `produce` hashes the prompt and looks up the endpoints that hold its blocks. `before_send` tells the index writer that the target will
-hold them, and shows the prefill to all workers at once, because the index learns some milliseconds later (`epp.plugin.Prefills`). The
-first token confirms it. If a request ends without one, `response_complete` takes back the blocks that it added. It does not take back
-blocks that another recent request of this worker to the same server has in common, unless that request failed, too.
+hold the blocks, and shows the prefill to all workers at once, because the index learns some milliseconds later (`epp.plugin.Prefills`).
+The first token confirms the blocks. If a request ends without a token, `response_complete` removes the blocks that the request added,
+except blocks of another recent request of this worker to the same server, unless that request failed, too.
 
-What is sent beyond a small share of the server's cache, the index learns at the first token only. Otherwise, requests that the server
-refuses would displace the prefixes of others. It never learns a prompt that is longer than the server's cache.
+If prompts without a first token exceed a small share of the server's cache, the index learns further prompts at the first token only.
+Otherwise, requests that the server refuses would displace prefixes of other requests. The index never learns a prompt that is longer
+than the server's cache.
 
-Hashed are the prompt's tokens if a token producer emits them, else its bytes. If a request has several prompts, each has a chain of hashes
-of its own, because servers cache them separately; their prefills are not shown.
+The producer hashes the prompt's tokens if a token producer emits them, else its bytes. If a request has several prompts, each prompt has
+its own chain of hashes, because servers cache prompts separately; the prefills of such a request are not shown.
 
 Blocks have `blockSizeTokens` tokens, the same for all producers of a process. The index writer keeps as many blocks of an endpoint as the
-server's cache has room for, by the size that the server reports. If the server reports none, or `autoTune` is off, it keeps
-`lruCapacityPerServer` blocks. Producers that differ in this stand for tiers of the cache, and the index keeps their blocks apart.
+server's cache has room for, by the size that the server reports. If the server reports no size, or `autoTune` is off, the writer keeps
+`lruCapacityPerServer` blocks. Producers with different capacities stand for tiers of the cache; the index separates their blocks.
 """
 
 from typing import ClassVar, Final
@@ -103,7 +104,7 @@ class ApproximatePrefix(CutsPrompts, DataProducer, PreRequest, ResponseStreaming
 class MulticlusterApproximatePrefix(ApproximatePrefix):
     """Does the same as approx-prefix-cache-producer for endpoints that are clusters.
 
-    A cluster reports no size of its cache, so `autoTune` has no effect: the index keeps `lruCapacityPerServer` blocks of each.
+    A cluster reports no size of its cache, so `autoTune` has no effect: the index keeps `lruCapacityPerServer` blocks of each cluster.
     """
 
     def __init__(self, name: str, params: ApproxPrefixParameters) -> None:

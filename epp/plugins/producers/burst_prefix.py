@@ -1,7 +1,7 @@
 """Sends requests of a burst with the same prompt to the same endpoint while all caches are still cold, as for samples of a training step.
 
 Requests of one worker that arrive within a window are placed jointly (`_bursts`). Workers do not know each other's bursts. Among equal
-endpoints, the one with fewer running requests wins, then the one whose name is first, in all workers alike.
+endpoints, the one with fewer running requests wins, then the first one by name; so all workers choose alike.
 """
 
 from typing import Annotated, Literal
@@ -31,12 +31,12 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
     """How bursts are collected and placed, as in the reference picker.
 
     window_duration_ms: How long requests are collected. Each request waits up to so long.
-    max_per_replica: How many requests with one prompt an endpoint gets; -1: all.
+    max_per_replica: How many requests with one prompt an endpoint gets; -1 for all.
     block_size_tokens: Tokens that are hashed as a unit.
-    max_prefix_tokens_to_match: How much of a prompt is compared; 0: 2048 blocks.
-    min_colocate_blocks: How many leading blocks different prompts must share to go to one endpoint; 0: only equal prompts do.
-    max_batch_size: How many requests a window takes; further requests get no preference. -1: no limit.
-    balance_by: What is balanced over endpoints: the number of requests, or the tokens that they have to compute. Empty: requests.
+    max_prefix_tokens_to_match: How many tokens of a prompt are compared; 0 for 2048 blocks.
+    min_colocate_blocks: How many leading blocks different prompts must share to go to one endpoint. With 0, only equal prompts do.
+    max_batch_size: How many requests a window takes; further requests get no preference. With -1, there is no limit.
+    balance_by: What is balanced over endpoints: requests (also if empty), or the tokens that endpoints have to compute.
     """
 
     window_duration_ms: Annotated[int, msgspec.Meta(ge=1, le=10000)] = 100

@@ -1,4 +1,4 @@
-"""Counts tokens in flight per endpoint, in this worker's area, which all workers see. Subtracts what it has added exactly once.
+"""Counts tokens in flight per endpoint, in this worker's area, which all workers see. Subtracts added tokens exactly once.
 
 The picker counts *requests* in flight in every configuration; this producer adds their tokens.
 """
@@ -23,8 +23,8 @@ from epp.request.tokens import TOKENS
 class InflightLoad(FollowsDecisions, DataProducer, PreRequest, ResponseStreaming, ResponseComplete):
     """Counts the tokens in flight of each endpoint, from the dispatch to the first response chunk.
 
-    The first chunk of an answer that is not streamed comes at its end. With learned-latency-producer, tokens of such requests count until
-    it predicts the first token, even from its prior alone: a rough time is nearer than the end of the answer.
+    The first chunk of an answer that is not streamed comes at the end of the answer. With learned-latency-producer, the tokens of such a
+    request count until the predicted time of the first token, even before the producer has learned anything.
 
     With `addEstimatedOutputTokens`, prompt and output tokens at the primary target count until the end of the response. Tokens at targets
     of other profiles, such as prefill, always count until the first chunk.

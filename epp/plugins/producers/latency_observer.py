@@ -1,8 +1,8 @@
 """Observes how long each endpoint takes to the first token, and at which load, without asking the endpoint.
 
-This is for hubs, where an endpoint is the gateway of a cluster and shows no metrics. Only answers that are streamed and succeed count,
-because other answers say nothing about the first token. Each worker observes its own requests. When a request comes and the last
-percentiles are older than the interval, they are computed again.
+This producer is for hubs, where an endpoint is the gateway of a cluster and shows no metrics. Only answers that are streamed and succeed
+count, because other answers say nothing about the first token. Each worker observes its own requests. If the percentiles are older than
+the interval when a request comes, the producer computes them again.
 """
 
 import numpy as np
@@ -21,8 +21,8 @@ from epp.request import Request
 class Sent:
     """Holds one request from its decision to its first token.
 
-    `candidates`: until the request is sent; `owner`, `load`: from then on the id of its target, and the requests in flight there.
-    `counts`: whether the answer is streamed and has succeeded.
+    `candidates`: set until the request is sent. `owner`, `load`: set after that: the id of the target, and the target's requests in
+    flight. `counts`: whether the answer is streamed and has succeeded.
     """
 
     __slots__ = ("candidates", "counts", "load", "owner")
@@ -40,7 +40,7 @@ class LatencyObserver(DataSource, DataProducer, PreRequest, ResponseReceived, Re
 
     The floor is the 10th percentile of a long history. The points of low and typical load are percentiles of the times of recent requests,
     each with the mean load of the requests around it. You may list this plugin in `dataLayer.sources`, as the reference picker demands, but
-    need not.
+    this picker does not demand it.
     """
 
     Params = HubObserverParameters
@@ -73,7 +73,7 @@ class LatencyObserver(DataSource, DataProducer, PreRequest, ResponseReceived, Re
         self._sent = Datum(f"ttft_sent/{name}", Sent)
         self.produces = (self._percentiles,)
         self.keeps = (self._sent,)
-        # Owner -> what was observed; the number of endpoints in the endpoint list bounds it.
+        # Owner -> observations of its endpoint; as many entries as the endpoint list has endpoints, at most.
         self._observed: dict[int, Observations] = {}
         self._endpoint_list = EndpointList(())
         self._due = 0.0

@@ -14,12 +14,12 @@ from epp.request.tokens import TOKENS
 
 @plugin("learned-latency-producer")
 class LearnedLatency(FollowsMatches, DataProducer, PreRequest, ResponseReceived, ResponseStreaming, ResponseComplete):
-    """Emits the predicted time to the first token of each candidate, and its cost: that time, plus the delay for later requests.
+    """Emits for each candidate the predicted time to the first token, and the cost: this time, plus the delay for later requests.
 
     All workers share one model (`epp.learning`). Of a disaggregated request, the prefill endpoint learns the time to the first token,
-    and the decode endpoint the time per token. It learns from answers that are streamed and succeed. While it knows less than half
-    of the candidates, or predicts worse than the pool's mean time, the costs follow a rule without a model. Where prompts do not wait
-    for each other, ten answers suffice.
+    and the decode endpoint the time per token. The model learns from answers that are streamed and succeed. While it knows less than half
+    of the candidates, or predicts worse than the pool's mean time would, the costs follow a rule without a model. If prompts do not wait
+    for each other, the model is used after ten answers.
     """
 
     Params = LearnedLatencyParameters
@@ -57,8 +57,8 @@ class LearnedLatency(FollowsMatches, DataProducer, PreRequest, ResponseReceived,
 class LearnedObserver(LearnedLatency):
     """Does the same as learned-latency-producer, under the name and with the parameters of the reference picker's observer.
 
-    It measures the same: streamed answers that succeed, from their dispatch to their first chunk, with the load at dispatch. But all
-    workers share what they observe, the uncached tokens of a prompt count, and a restart with `--state-dir` forgets nothing.
+    Like the observer, it measures streamed answers that succeed, from dispatch to first chunk, with the load at dispatch. Unlike the
+    observer, all workers share their observations, the uncached tokens of a prompt count, and a restart with `--state-dir` forgets nothing.
     """
 
     Params = ObserverParameters  # type: ignore[assignment]

@@ -1,9 +1,9 @@
 """Encoder-cache affinity: knows which images, audio and video of a request were sent to which endpoint before.
 
-Media are identified by the hashes that the token producer finds. The shared prefix index stores where each item was sent: a hash of the
-item, the request's cache salt and the deployment's secret, as a chain of one block. So other workers find an item a few milliseconds later,
-a restarted worker finds it, too, and it disappears when the endpoint leaves. An endpoint's encoder cache may drop an item long before the
-index does, so a match is a guess.
+The hashes that the token producer finds identify media. The shared prefix index stores to which endpoints each item was sent. An item is
+a chain of one block there: a hash of the item, the request's cache salt and the deployment's secret. So other workers find an item a few
+milliseconds later, a restarted worker finds it, too, and the index forgets an endpoint that leaves. An endpoint's encoder cache may drop
+an item long before the index does, so a match is a guess.
 """
 
 from collections.abc import Sequence
@@ -111,7 +111,7 @@ class MediaCache(DataProducer, PreRequest):
         return Item(key, modality, frozenset(self._index.match(np.array([key], dtype=np.uint64))))
 
     def _held(self, items: Sequence[Item], candidates: Candidates) -> Floats | None:
-        """Returns how many items each endpoint holds; None if no endpoint holds any."""
+        """Returns how many items each endpoint holds. Returns None if no endpoint holds an item."""
         rows = candidates.snapshot.endpoint_list.row_of_owner
         at = [rows[owner] for item in items for owner in item.holders if owner in rows]
         return np.bincount(at, minlength=len(rows)).astype(np.float64) if at else None

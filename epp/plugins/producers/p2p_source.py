@@ -23,7 +23,7 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 
     prefix_match_info_producer_name: The producer of the prefix matches to read.
     min_cached_token_delta: How many cached tokens a source must have more than the server that computes the prompt.
-    prefill_profile_name: The profile whose target computes the prompt in disaggregated serving; if it did not run, the primary target does.
+    prefill_profile_name: The profile whose target computes the prompt in disaggregated serving. If it did not run, the primary target does.
     """
 
     prefix_match_info_producer_name: str = ""
@@ -64,7 +64,7 @@ class P2pSource(FollowsMatches, PreRequest):
         decision.removed_headers = removed
 
     def _source(self, request: Request, decision: Decision) -> str | None:
-        """Returns the address of the endpoint to copy from; None: no copy is worth it."""
+        """Returns the address of the endpoint to copy from. Returns None if no endpoint has enough more of the prompt cached."""
         match, candidates = request[self._match], request.considered
         computing = decision.runs.get(self._prefill) or decision.runs.get(decision.primary)
         if match is None or match.counted is None or candidates is None or computing is None:

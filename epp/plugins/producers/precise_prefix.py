@@ -1,11 +1,11 @@
-"""Precise prefix affinity: routes by what the model servers say they hold, and by the approximate match where they do not say it.
+"""Precise prefix affinity: routes by the blocks that model servers report as cached. Servers without reports get the approximate match.
 
 The model servers publish their KV events. The kv-events process follows them and keeps an index of the blocks that each endpoint holds.
 `produce` looks up the prompt's tokens in that index, for the endpoints whose event stream has no gap (the followed ones). Other endpoints
-get the match of the approximate producer, and those whose older blocks are unknown the longer one of both matches. So a lost stream costs
-precision but no affinity. A server with several data-parallel ranks behind one address gets the approximate match, too: each rank has a
-cache of its own, and a request may reach any of them. If there are no tokens, because no token producer has emitted any, or if the
-request's model may be an adapter that no event has named, all endpoints get the approximate match, with the reason.
+get the match of the approximate producer. Endpoints whose older blocks are unknown get the longer one of both matches. So a lost stream
+costs precision but no affinity. A server with several data-parallel ranks behind one address gets the approximate match, too: each rank
+has its own cache, and a request may reach any rank. If no token producer has emitted tokens, or if the request's model may be an adapter
+that no event has named, all endpoints get the approximate match, with the reason.
 """
 
 from collections.abc import Iterable, Sequence
@@ -28,7 +28,7 @@ from epp.request import Request
 from epp.request.tokens import NO_TOKENS, TOKENS, PromptTokens, no_tokens
 
 PROMPTS_MAX = 64  # prompts of one request
-TOKENS_MAX = 2 << 20  # tokens of one prompt that are looked up: no server caches more
+TOKENS_MAX = 2 << 20  # looked-up tokens of one prompt; no server caches more
 # Blocks of one prompt that are looked up. Without this bound, a look-up for a server with blocks of one token would take 0.3 us per token.
 BLOCKS_MAX = 1 << 15
 ROOTS_MAX = 4096
@@ -48,7 +48,7 @@ Keys = dict[int, Hashes]  # block size -> keys of all prompts
 
 
 class _Precise(DataProducer, PreRequest):
-    """Base of `precise-prefix-cache-producer` and of its older form, a scorer."""
+    """Base of `precise-prefix-cache-producer`, and of the scorer that is its older form."""
 
     Params = Parameters
     renamed = RENAMED
@@ -67,7 +67,7 @@ class _Precise(DataProducer, PreRequest):
         self.produces = (self._match,)
         self.keeps = (self._keys,)
         self._counts = self.settings.index_metrics
-        self._base_model = ""  # the name of the base model; "": not known
+        self._base_model = ""  # the name of the base model; "" if not known
         self._lookups: Count
         self._hits: tuple[Count, Count]
         self._speculates = self.settings.speculative_s > 0
@@ -94,7 +94,7 @@ class _Precise(DataProducer, PreRequest):
     def produce(self, request: Request, candidates: Candidates) -> None:
         approximate, tokenized = request[self._approximate], request[TOKENS]
         view = self._view(candidates.snapshot, request.now)
-        without = request[NO_TOKENS]  # also with estimated tokens, which no server's events have
+        without = request[NO_TOKENS]  # also set for estimated tokens, which occur in no server's events
         prompts = [p for p in tokenized.prompts[:PROMPTS_MAX] if p.token_ids is not None] if tokenized is not None and not without else []
         adapter = self._adapter(request.target_model, view) if prompts else None
         why = view.why
@@ -126,7 +126,7 @@ class _Precise(DataProducer, PreRequest):
         adapter: str,
         approximate: PrefixMatch | None,
     ) -> PrefixMatch:
-        """Returns a match in blocks of one size: by the events of followed endpoints, approximate for the others."""
+        """Returns a match in blocks of one size: by events for followed endpoints, approximate for all others."""
         servers = self._blocks(view, server_blocks(candidates.snapshot))
         chains: dict[int, list[Hashes]] = {size: [] for size in view.sizes}
         matches = [self._match_of(prompt, request.cache_salt, adapter, view, servers, chains) for prompt in prompts]
@@ -138,8 +138,8 @@ class _Precise(DataProducer, PreRequest):
         return match
 
     def _adapter(self, model: str, view: HeldView) -> str | None:
-        """Returns the adapter that a request's model is; BASE_MODEL: none. None: not known, because in a pool with adapters an unknown name
-        may be that of an adapter that no server has used yet, or a second name of the base model.
+        """Returns the adapter that a request's model names; BASE_MODEL if the model is no adapter; None if that is unknown: in a pool with
+        adapters, an unknown name may be an adapter that no server has used yet, or a second name of the base model.
         """
         if adapter_word(model, self._secret) in view.adapters:
             return model
@@ -174,14 +174,14 @@ class _Precise(DataProducer, PreRequest):
         return viewed[2]
 
     def _blocks(self, view: HeldView, servers: ServerBlocks) -> ServerBlocks:
-        """Returns the blocks of which the servers reuse whole ones: those of their metrics, and those of their events."""
+        """Returns the block sizes of which servers reuse whole blocks only: the size in their metrics, and the size in their events."""
         seen = self._seen
         if seen is None or seen[0] is not view or seen[1] is not servers:
             seen = self._seen = view, servers, servers.by(np.array(view.block_tokens, dtype=np.float64))
         return seen[2]
 
     def _count(self, blocks: Sequence[int]) -> None:
-        """Counts one look-up, and as its hits the largest number of blocks that an endpoint holds."""
+        """Counts one look-up. Its hits are the largest number of blocks that an endpoint holds."""
         self._lookups.add()
         most = max(blocks, default=0)
         for count in self._hits:
@@ -204,7 +204,7 @@ class _Precise(DataProducer, PreRequest):
 
 
 def _of_one_cache(view: HeldView, ranks: Floats) -> HeldView:
-    """Returns the view in which only servers with one cache are followed. `ranks`: how many caches each has; NaN: not known."""
+    """Returns the view in which only servers with one cache are followed. `ranks`: how many caches each has; NaN if not known."""
     several = view.followed & (ranks > 1.0)
     if not several.any():
         return view
@@ -222,8 +222,7 @@ def _length(prompt: PromptTokens) -> int:
 class PrecisePrefix(_Precise):
     """Emits how many leading blocks of the prompt each endpoint holds (`PrefixMatch`), by the KV events that the endpoints publish.
 
-    Each block counts with the weight of its tier. An endpoint whose event stream has a gap gets the
-    approximate match.
+    Each block counts with the weight of its tier. An endpoint whose event stream has a gap gets the approximate match.
     """
 
 
@@ -266,5 +265,5 @@ class PreciseScorer(_Precise, ScoresOwnMatches, Scorer):
 
 
 def kv_settings(plugins: Iterable[Plugin]) -> Settings | None:
-    """Returns what the precise producers of a configuration require of the kv-events process; None: there is no such producer."""
+    """Returns what the precise producers of a configuration require of the kv-events process; None without such a producer."""
     return next((plugin.settings for plugin in plugins if isinstance(plugin, _Precise) and plugin.produces), None)

@@ -1,11 +1,11 @@
-"""Predicts latencies for every endpoint with a model, and compares them with what is measured.
+"""Predicts latencies for every endpoint with a model, and compares predicted with measured latencies.
 
-With the backend `sidecars`, the model runs in sidecars (`_predictor`). For each request, this plugin asks them about all candidates at
-once. The decision waits for the answer for at most 0.4 s. Without an answer the decision goes on, and plugins see no predictions. When the
-response ends, the plugin sends samples: the measured latencies, with the state of the endpoint at the decision.
+With the backend `sidecars`, the model runs in sidecars (`_predictor`). For each request, this plugin asks a sidecar about all candidates
+at once. The decision waits for at most 0.4 s for the answer. Without an answer, the decision goes on, and plugins see no predictions. When
+the response ends, the plugin sends samples: the measured latencies, with the state of the endpoint at the decision.
 
-With the backend `built-in`, the predictions come from the picker's own model (`epp.learning`), and nothing waits. The learned latency
-producer teaches this model. While it does not use the model, plugins see no predictions.
+With the backend `built-in`, the predictions come from the picker's own model (`epp.learning`), and no decision waits. The learned latency
+producer teaches this model. While that producer does not use the model, plugins see no predictions.
 
 TTFT is the time to the first token, TPOT the time per further token. Objectives for both come from the request's headers. Each worker
 knows only the objectives of its own running requests.
@@ -206,8 +206,8 @@ class PredictedLatency(FollowsMatches, DataProducer, PreRequest, ResponseStreami
     """Emits the predicted TTFT and TPOT of each endpoint and their headrooms: objective - prediction, in ms.
 
     TTFT is the time to the first token, TPOT the time per further token. A missing objective counts as 0 ms. The TPOT objective at an
-    endpoint is the smallest of this request's and of those that run there, multiplied by sloBufferFactor. Without `streamingMode`, and on
-    endpoints with the role `prefill`, the TPOT headroom is 0.
+    endpoint is the smallest among this request and the requests that run at the endpoint, multiplied by sloBufferFactor. Without
+    `streamingMode`, and on endpoints with the role `prefill`, the TPOT headroom is 0.
     """
 
     Params = Parameters
@@ -253,7 +253,7 @@ class PredictedLatency(FollowsMatches, DataProducer, PreRequest, ResponseStreami
 
     def take_over(self, predecessor: Plugin) -> None:
         if isinstance(predecessor, type(self)):
-            # The same object, because the predecessor still removes objectives of requests that it began.
+            # The same dict, because the predecessor still removes the objectives of its own requests from it.
             self._running = predecessor._running
 
     def produce(self, request: Request, candidates: Candidates) -> Waiting | None:

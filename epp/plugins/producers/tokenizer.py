@@ -1,11 +1,11 @@
-"""Emits the tokens of the request's prompts, for plugins that count them, hash them or look for media among them.
+"""Emits the tokens of the request's prompts, for plugins that count tokens, hash tokens or look for media.
 
 There are two backends: an estimate from bytes, and vLLM's render endpoints, which apply the model's chat template and tokenizer. A call of
 a render endpoint is an HTTP request for which the decision waits. If the call fails or takes too long, the decision goes on without
-tokens, and plugins use the prompt's bytes instead. `NO_TOKENS` then says why, and a metric counts it.
+tokens, and plugins use the prompt's bytes instead. `NO_TOKENS` then says why, and a metric counts the failure.
 
-A vLLM that was not started with --enable-scale-out refuses to render. Then its /tokenize is asked, if that gives the same tokens: for one
-text, and for a chat without media.
+A vLLM that was not started with --enable-scale-out refuses to render. The producer then calls /tokenize of the same server, if that gives
+the same tokens: for one text, and for a chat without media.
 """
 
 import contextlib
@@ -46,7 +46,7 @@ WITHOUT_TOKENS = Metric(
     labels=("server", "reason"),
 )
 SCALE_OUT: Final = "start vLLM with --enable-scale-out"
-# What to do about a status with which a server refuses to render, whatever it is asked.
+# Status with which a server refuses every request to render -> what an operator can do.
 REFUSED: Final[Mapping[int, str]] = {
     401: "start the server that renders without an API key",
     403: SCALE_OUT,
@@ -54,7 +54,7 @@ REFUSED: Final[Mapping[int, str]] = {
     405: SCALE_OUT,
     501: SCALE_OUT,
 }
-OF_REQUESTS: Final = ("400 ", "413 ", "422 ")  # reasons that begin so are of single requests
+OF_REQUESTS: Final = ("400 ", "413 ", "422 ")  # reasons that begin so are due to one request, not to the server
 NOT_RENDERED: Final = "no server renders such a request"
 ESTIMATED: Final = "they are only estimated: give token-producer modelName and vllm.url"
 PIXEL = "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGP4//8/AAX+Av4N70a4AAAAAElFTkSuQmCC"
@@ -129,7 +129,7 @@ class Tokenized(msgspec.Struct):
 
 
 class _NoTokens(ProducerFailed):
-    """Says why a call gave no tokens: `reason` in words of which there are few. `refused`: whether others will fail alike."""
+    """Says why a call gave no tokens. `reason`: one of few texts. `refused`: whether other calls will fail alike."""
 
     def __init__(self, text: str, reason: str, *, refused: bool = False) -> None:
         super().__init__(text)
@@ -165,7 +165,7 @@ class Tokens(DataProducer):
         self._media_timeout_s = _seconds("vllm.mmTimeout", vllm.mm_timeout, MEDIA_TIMEOUT_S)
         # API that is tokenized -> text and reason of the refusal to render it
         self._refusals: dict[str, tuple[str, str]] = {}
-        self._renders_messages = True  # until the server says that it does not
+        self._renders_messages = True  # False once the server says that it does not render messages
         self._cold = self._renders
         self._warm_ups = 0
         self._services: Services
@@ -220,7 +220,7 @@ class Tokens(DataProducer):
             raise ProducerFailed(f"'{self.name}' cannot read the request's body: {problem}") from None
 
     async def _messages(self, parts: Parts, timeout_s: float) -> list[PromptTokens] | None:
-        """Renders Anthropic's messages. Returns None if the server does not: vLLM before 0.29, or without --enable-scale-out."""
+        """Renders Anthropic's messages. Returns None if the server cannot: vLLM before 0.29, or without --enable-scale-out."""
         try:
             return await self._rendered("messages", self._members(parts.messages), timeout_s)
         except _NoTokens as failure:
@@ -232,7 +232,7 @@ class Tokens(DataProducer):
     async def _tokens_of(
         self, kind: str, members: dict[str, Any], timeout_s: float, *, plain: bool, ours: bool = False
     ) -> list[PromptTokens]:
-        """Lets vLLM render a body, or tokenize it where it refuses to render. Returns the prompts' tokens. Raises _NoTokens.
+        """Lets vLLM render a body, or tokenize the body if vLLM refuses to render. Returns the prompts' tokens. Raises _NoTokens.
 
         `plain`: whether /tokenize gives the same tokens. `kind`, `members`, `ours`: as in `_rendered` and `_asked`.
         """
@@ -265,8 +265,8 @@ class Tokens(DataProducer):
     async def _asked(self, path: str, members: dict[str, Any], timeout_s: float, decode: Callable[[bytes], T], *, ours: bool = False) -> T:
         """Sends a body to the server, with its model replaced by `modelName`. Returns the decoded answer. Raises _NoTokens.
 
-        `members`: the fields of the body. `ours`: whether the body is a warm-up. The server's error text about a client's body is left
-        out of the exception, because it may quote the prompt.
+        `members`: the fields of the body. `ours`: whether the body is a warm-up. For a client's body, the exception does not have the
+        server's error text, because that may quote the prompt.
         """
         members["model"] = self.params.model_name
         url = self._url + path

@@ -19,7 +19,7 @@ class StageProfiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class StageDeciders(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Deciders of the stages; empty means none.
+    """Deciders of the stages; empty means no decider.
 
     prefill: The decider of the prefill stage.
     encode: The decider of the encode stage.

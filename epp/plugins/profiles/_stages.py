@@ -5,8 +5,8 @@ header PREFILLER names the server that computes the prompt, and ENCODERS names t
 calls these servers first. A client that could set one of the headers that steer a sidecar (STEERING) could make the sidecar call any
 server. So the picker sets or removes each of these headers, and never passes on what a client sent.
 
-A stage that is wanted but finds no endpoint is never dropped silently: it is counted and logged. For prefill, a parameter decides
-whether the decode server computes the prompt itself or the request is refused.
+A wanted stage that finds no endpoint is always counted and logged. For prefill, a parameter decides whether the decode server computes
+the prompt itself or the request is refused.
 """
 
 from collections.abc import Mapping
@@ -46,7 +46,7 @@ UNSERVED: Final = Metric(
 
 
 def decisions(name: str) -> Metric:
-    """Returns the counter of decisions of a handler. `name`: what the reference picker calls this handler's counter."""
+    """Returns the counter of decisions of a handler. `name`: the reference picker's name of this counter."""
     return Metric(name, "counter", "Requests by the stages that serve them.", labels=("model_name", "decision_type"))
 
 
@@ -107,7 +107,7 @@ class Staged(ProfileHandler):
         return decision
 
     def _look_for_unserved(self, runs: Mapping[str, ProfileRun | None]) -> None:
-        """Counts and logs stages that found no endpoint. Raises Refused if prefill found none and `onNoPrefill` is `refuse`."""
+        """Counts and logs stages that found no endpoint. Raises Refused if prefill is such a stage and `onNoPrefill` is `refuse`."""
         if self.encode in runs and runs[self.encode] is None:
             self._unserved.add(ENCODE, "skipped")
             self._services.warn(self, NO_ENDPOINT, profile=self.encode, effect="requests go on without an encode stage")

@@ -17,8 +17,8 @@ NAME_CHARS_SHOWN = 64
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
     """Which header names the profile.
 
-    header_name: The request header; empty: `EPP-Profile`.
-    default_profile: The profile of requests without the header; empty: `decode`.
+    header_name: The request header; empty means `EPP-Profile`.
+    default_profile: The profile of requests without the header; empty means `decode`.
     """
 
     header_name: str = ""
@@ -29,8 +29,8 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 class HeaderProfile(ProfileHandler):
     """Runs the profile that a request header names, or the default profile if the header is missing.
 
-    If only one profile is configured, it always runs. A request whose header names no profile is refused as the client's mistake. With an
-    unknown `defaultProfile` the picker does not start.
+    If only one profile is configured, it always runs. A request whose header names an unknown profile is refused as the client's mistake.
+    With an unknown `defaultProfile`, the picker does not start.
     """
 
     Params = Parameters

@@ -1,4 +1,4 @@
-"""Data-parallel ranks behind one port: the gateway sends to that port, and a header tells the server the picked rank."""
+"""Data-parallel ranks behind one port: the gateway sends requests to this port, and a header tells the server the picked rank."""
 
 from collections.abc import Mapping
 from typing import Annotated
@@ -15,7 +15,7 @@ from epp.request.client_headers import RANK_HEADER
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
     """Where the gateway sends requests.
 
-    primary_port: The port that the gateway sends to; 0 keeps the port of the picked rank.
+    primary_port: The port to which the gateway sends requests; 0 keeps the port of the picked rank.
     """
 
     primary_port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 8000
@@ -25,7 +25,7 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 class DataParallel(OneProfile):
     """Runs the only profile, names the picked rank in a header, and sends the request to the primary port of the rank's host.
 
-    All targets get the primary port. They keep slot and owner, so load and cache still count for the rank that was picked.
+    All targets get the primary port. They keep slot and owner, so load and cache still count for the picked rank.
     """
 
     Params = Parameters

@@ -39,7 +39,7 @@ DECIDED: Final = stages.decisions("disagg_decision_total")
 
 @plugin("disagg-profile-handler")
 class Disaggregated(Staged, PreRequest):
-    """Runs the decode profile, and the encode and prefill profiles if their deciders want them. The targets are those of decode."""
+    """Runs the decode profile, and the encode and prefill profiles if their deciders want them. The targets are the decode targets."""
 
     Params = Parameters
     renamed = FLAT
@@ -91,7 +91,7 @@ class Disaggregated(Staged, PreRequest):
         ]
 
     def _stages(self) -> Mapping[str, str]:
-        """Maps the encode and prefill profiles to their stages, except stages that can never be wanted."""
+        """Returns encode or prefill profile -> its stage, without stages that can never be wanted."""
         always = PREFILL if self.order == PREFILL_FIRST else ""
         stages_of = {self.prefill: PREFILL, self.encode: ENCODE}
         return {profile: stage for profile, stage in stages_of.items() if stage in self.needs or stage == always}
@@ -137,7 +137,7 @@ class Disaggregated(Staged, PreRequest):
 
 
 def _settings(params: Parameters) -> dict[str, tuple[str, str]]:
-    """Maps the nested path of each configured profile and decider to (path as written, value).
+    """Returns nested path of each configured profile and decider -> (path as written, value).
 
     Raises ValueError if the configuration uses both nested and flat parameters.
     """

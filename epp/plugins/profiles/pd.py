@@ -21,7 +21,7 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
     decode_profile: The name of the decode profile.
     prefill_profile: The name of the prefill profile.
     decider_plugin_name: The plugin that decides whether a request needs prefill.
-    primary_port: The port that the gateway sends to; a header then names the picked endpoint. 0 keeps the port of the endpoint.
+    primary_port: The port to which the gateway sends requests; a header then names the picked endpoint. 0 keeps the port of the endpoint.
     prefix_plugin_name: Accepted, without effect: the decider determines the prefix matches that it reads.
     prefix_plugin_type: Accepted, without effect: the decider determines the prefix matches that it reads.
     prefix_match_info_producer_name: Accepted, without effect: the decider determines the prefix matches that it reads.

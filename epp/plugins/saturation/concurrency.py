@@ -1,4 +1,4 @@
-"""Measures the saturation by what the picker itself has in flight: requests, tokens, or the worse of both."""
+"""Measures the saturation by requests in flight, tokens in flight, or the larger ratio of both, as the picker counts them."""
 
 from typing import Annotated, ClassVar, Literal
 
@@ -33,9 +33,9 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 class Concurrency(SaturationDetector, Filter):
     """Computes the saturation as requests or tokens in flight / the most that all endpoints may have in flight.
 
-    In mode `hybrid` the saturation is a mean over the endpoints: each counts with the larger of its two ratios. Without endpoints the
-    saturation is 1. Stale metrics do not matter, because no scraped value is read. As a filter this plugin keeps the endpoints below their
-    limit x (1 + headroom), rounded down; it may keep none.
+    In mode `hybrid`, the saturation is a mean over the endpoints: each counts with the larger of its two ratios. Without endpoints, the
+    saturation is 1. Stale metrics do not matter, because no scraped value is read. As a filter, this plugin keeps the endpoints below their
+    limit x (1 + headroom), rounded down; maybe no endpoint.
     """
 
     Params = Parameters

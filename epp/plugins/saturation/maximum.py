@@ -35,7 +35,7 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 
 @plugin("max-saturation-detector")
 class MaxSaturation(SaturationDetector):
-    """Reports the largest saturation of the named detectors, each for the stages that it is limited to.
+    """Reports the largest saturation of the named detectors, each for its `stages`.
 
     The saturation of a stage without a detector is 0. This plugin is no filter: to filter, list the detectors themselves in profiles.
     """

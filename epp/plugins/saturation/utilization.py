@@ -19,7 +19,7 @@ class Utilization(SaturationDetector, Filter):
     `waiting` is the number of requests in flight, and the KV cache does not count, unless `stalenessPolicy` says otherwise. Every endpoint
     has the same weight, however large its server is.
 
-    As a filter this plugin keeps the endpoints that are below both thresholds x (1 + headroom), or all endpoints if none is.
+    As a filter, this plugin keeps the endpoints that are below both thresholds x (1 + headroom), or all endpoints if no endpoint is.
     """
 
     Params = UtilizationParameters
@@ -58,7 +58,7 @@ class Utilization(SaturationDetector, Filter):
 
 
 def staleness_s(text: str) -> float | None:
-    """Returns `metricsStalenessThreshold` in seconds; None if it is not set. Raises ValueError if it is invalid."""
+    """Returns `metricsStalenessThreshold` in seconds; None if not set. Raises ValueError if the value is invalid."""
     if not text:
         return None
     try:

@@ -14,7 +14,7 @@ from epp.request import Request
 class ActiveRequests(Scorer):
     """Scores endpoints by their requests in flight, as counted by the picker: fewer is better.
 
-    An idle endpoint scores 1. A busy one scores (most - count) / most * maxBusyScore, where most is the largest count among the
+    An idle endpoint scores 1. A busy endpoint scores (most - count) / most * maxBusyScore, where most is the largest count among the
     candidates.
     """
 

@@ -13,7 +13,7 @@ from epp.request.tokens import TOKENS, token_count
 
 LABEL = "llm-d.ai/context-length-range"
 NEUTRAL = 0.5
-OUTSIDE_MAX = 0.3  # endpoints with the prompt out of their range score at most this; the others score more
+OUTSIDE_MAX = 0.3  # endpoints with the prompt out of their range score at most this; all others score more
 WIDTH_SHARE, ROOM_SHARE = 0.7, 0.3
 WIDTH_SCALE, DISTANCE_SCALE = 10_000.0, 1_000.0
 
@@ -21,7 +21,7 @@ _RANGE = re.compile(r"\s*([0-9]{1,15})\s*-\s*([0-9]{1,15})\s*")
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """Which label has the lengths, and whether endpoints are dropped by it.
+    """Which label has the lengths, and whether the plugin drops endpoints as a filter.
 
     label: The label with the range of prompt lengths, in tokens, that an endpoint is meant for.
     enable_filtering: As a filter, drop endpoints whose range does not contain the prompt's length; otherwise the filter keeps all.
@@ -46,7 +46,7 @@ class Ranges:
         self.low, self.high, self.base, self.slope = np.array(rows, dtype=np.float64).reshape(-1, 4).T.copy()
 
     def distance(self, tokens: int) -> Floats:
-        """Returns how many tokens a prompt of this length is out of each endpoint's range; 0 or less: the prompt is in range."""
+        """Returns how many tokens a prompt of this length is out of each endpoint's range; 0 or less if it is in range."""
         return np.maximum(tokens - self.high, self.low - tokens)
 
 
@@ -74,8 +74,8 @@ class ContextLength(Filter, Scorer):
     in range:      0.3 + 0.7 * (0.7 / (1 + w / 10000) + 0.3 * (max - n) / w); 1 if w = 0
     out of range:  0.3 / (1 + distance / 1000)
 
-    `distance` is how many tokens the prompt is out of range. An endpoint without the label scores 0.5, one with an invalid label 0. As a
-    filter, with `enableFiltering`, this plugin keeps endpoints with the prompt in their range and those without the label.
+    `distance` is how many tokens the prompt is out of range. An endpoint without the label scores 0.5, an endpoint with an invalid label 0.
+    As a filter, with `enableFiltering`, this plugin keeps endpoints with the prompt in their range, and endpoints without the label.
     """
 
     Params = Parameters

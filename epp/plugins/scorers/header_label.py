@@ -14,7 +14,7 @@ Name = Annotated[str, msgspec.Meta(min_length=1)]
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """What is compared.
+    """Which header and label are compared.
 
     header_name: The request header, in any case.
     label_key: The label of endpoints.

@@ -1,4 +1,4 @@
-"""Prefer endpoints by predicted latency: those that just meet the objectives or, if there are none, miss them by the least."""
+"""Prefer endpoints that are predicted to just meet the latency objectives or, if no endpoint meets them, to miss them by the least."""
 
 from typing import Literal
 
@@ -48,8 +48,8 @@ class Latency(FollowsMatches, Scorer):
     group (*bucket*) of endpoints gets scores above 0:
 
     1. the endpoints that meet both objectives or have no prediction; they are scored by the configured strategy;
-    2. if there are none: those with nothing in flight at this decision, else those that miss TPOT only, else TTFT only, else both;
-       they are scored by the strategy `least`.
+    2. without such endpoints: endpoints without requests in flight at this decision, else those that miss TPOT only, else TTFT only, else
+       both; they are scored by the strategy `least`.
 
     Within the bucket, n_ttft and n_tpot are the |headrooms|, scaled from 0 for the smallest to 1 for the largest (min-max). With the
     weights a and b of TTFT and TPOT, c is a * n_ttft + b * n_tpot. If all TTFT headrooms are equal, c is n_tpot, and conversely; if all of
@@ -94,7 +94,7 @@ class Latency(FollowsMatches, Scorer):
         return scores
 
     def _compared(self, ttft: Floats, tpot: Floats, *, most: bool) -> Scores:
-        """Returns the scores of one bucket from its headrooms, none of them negative."""
+        """Returns the scores of one bucket from its headrooms, which must not be negative."""
         n_ttft, n_tpot = spread(ttft), spread(tpot)
         if n_ttft is None and n_tpot is None:
             combined: Floats = np.full(len(ttft), (self._ttft + self._tpot) * MIDDLE)

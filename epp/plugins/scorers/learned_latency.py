@@ -19,7 +19,7 @@ EXPLORED = 1.5
 class LearnedLatency(Scorer):
     """Scores lowest cost / cost. Endpoints that the model cannot tell from the cheapest one score almost 1.
 
-    Among these, the one with the fewest requests in flight scores most.
+    Among these, the endpoint with the fewest requests in flight scores most.
     """
 
     Params = LearnedLatencyScorerParameters

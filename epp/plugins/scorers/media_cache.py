@@ -9,9 +9,9 @@ from epp.request.tokens import media_match
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """What is read.
+    """Which producer is read.
 
-    producer_name: The producer of the media match to read; empty: mm-embeddings-cache-producer.
+    producer_name: The producer of the media match to read; empty means mm-embeddings-cache-producer.
     """
 
     producer_name: str = ""

@@ -1,4 +1,4 @@
-"""Prefer the cluster with the most room, by the averages of its pool. Each endpoint is the gateway of a cluster here."""
+"""Prefer the cluster with the most room, by the averages of its pool. For these scorers, each endpoint is the gateway of a cluster."""
 
 import numpy as np
 

@@ -1,23 +1,23 @@
-"""Session affinity: finds the endpoint that a client's session is pinned to, for the scorer and the filter.
+"""Session affinity: finds the endpoint to which a client's session is pinned, for the scorer and the filter.
 
 Two strategies find the pinned endpoint of a request:
 
-- `EncodedEndpoint`: the client carries the endpoint. The response header has `base64(<namespace>/<name>)`, and the client sends it back.
-  The picker stores nothing, so every worker and every picker gives the same answer.
-- `Bindings`: the client carries a session id, and the picker stores a binding. A session is bound to the endpoint that its first
-  request was sent to, however this endpoint was picked. It is bound again only if its endpoint is not among the candidates.
+- `EncodedEndpoint`: the client keeps the endpoint. The response header has `base64(<namespace>/<name>)`, and the client sends it back.
+  The picker stores nothing, so every worker and every picker finds the same endpoint.
+- `Bindings`: the client sends a session id, and the picker stores a binding. A session is bound to the endpoint to which its first
+  request was sent, however this endpoint was picked. It is bound again only if its endpoint is not among the candidates.
 
 A session's requests may arrive at different workers, so bindings are in the shared prefix index. A binding is an entry of the index: its
 block hash is made of (profile, tenant, session id, epoch), and its owner is the endpoint. So no tenant can find or make the bindings of
-another tenant, even if it knows session ids of that one. An epoch lasts half the time to live. All workers, also
-restarted ones, see a new binding once the index writer has read the bus, a few milliseconds later. Guarantee: workers that see the same
-candidates agree on a session's endpoint. If two workers both get a session's first requests within those milliseconds, they may bind it
-twice. Then the binding of the later epoch wins; within one epoch, all workers compute the same order of bindings. So they agree again from
-then on. A binding lives for 1 to 1.5 times the time to live after its last use, unless the index is full and gives its entry to newer
+another tenant, even if it knows session ids of the other tenant. An epoch lasts half the time to live. All workers, including restarted
+workers, see a new binding once the index writer has read the bus, a few milliseconds later. Guarantee: workers that see the same
+candidates agree on a session's endpoint. If two workers both get a session's first requests within those milliseconds, they may bind the
+session twice. The binding of the later epoch then wins; within one epoch, all workers compute the same order of bindings. So they agree
+again. A binding lives for 1 to 1.5 times the time to live after its last use, unless the index is full and gives its entry to newer
 blocks. It ends when its endpoint leaves.
 
 In addition, each worker keeps the bindings that it made itself, at most SESSIONS_MAX, and drops the least recently used first. It needs
-its own bindings while they are still on the bus, or if they were lost there. The index takes precedence.
+its own bindings while they are still on the bus, or if the bus has lost them. The index takes precedence.
 
 An endpoint that is down counts as absent. This module does not pick an endpoint for a session that is not bound.
 """
@@ -49,14 +49,14 @@ MASK: Final = (1 << 64) - 1
 
 
 class Strategy(Protocol):
-    """Finds the pinned endpoint of a request. `consumes`, `keeps`: the data that the plugin must declare for the strategy."""
+    """Finds the pinned endpoint of a request. `consumes`, `keeps`: data that the plugin must declare for the strategy."""
 
     consumes: Sequence[Datum[str]]
     keeps: Sequence[Datum[Any]]
 
     def start(self, services: Services) -> None: ...
     def pinned(self, request: Request, candidates: Candidates, profile: str) -> int:
-        """Returns the index of the pinned candidate; -1 if there is none."""
+        """Returns the index of the pinned candidate, or -1."""
 
     def sent(self, request: Request, decision: Decision) -> None: ...
     def answered(self, decision: Decision, response: Response) -> None: ...
@@ -75,7 +75,7 @@ def attribute(name: str, producer: str) -> Datum[str]:
 
 
 def session_id(producer: str) -> Datum[str]:
-    """Returns the key of the session id that the `session-id-producer` with this name emits. An empty id: the request has no session."""
+    """Returns the key of the session id that this `session-id-producer` emits. The id is empty if the request has no session."""
     return attribute("SessionIDDataKey", producer)
 
 
@@ -85,7 +85,7 @@ def header_name(name: str, default: str) -> str:
 
 
 def place_of(row: int | None, candidates: Candidates) -> int:
-    """Returns the index of a snapshot's row among the candidates; -1: no row, not a candidate, or its endpoint is down."""
+    """Returns the index of a snapshot's row among the candidates; -1 without a row, or if the row is no candidate or down."""
     if row is None or candidates.snapshot.down[row]:
         return -1
     if candidates.rows is None:
@@ -95,7 +95,7 @@ def place_of(row: int | None, candidates: Candidates) -> int:
 
 
 def target_of(decision: Decision, profile: str) -> Endpoint | None:
-    """Returns the endpoint that a profile picked first; None if the profile did not run or found no endpoint. `profile` "": the primary."""
+    """Returns the endpoint that a profile picked first; None if it did not run or found no endpoint. "" means the primary profile."""
     if not profile:
         return decision.targets[0]
     run = decision.runs.get(profile)
@@ -152,7 +152,7 @@ class Binding(NamedTuple):
 class Lookup(NamedTuple):
     """Holds what one profile run found out about a session. `root`: the hash of profile and session id.
 
-    `owner`: the owner id of the candidate to which the session is bound; 0: it is bound to none. `current`: whether the index has the
+    `owner`: the owner id of the candidate to which the session is bound; 0 if it is not bound. `current`: whether the index has the
     binding of the current epoch.
     """
 
@@ -194,7 +194,7 @@ class Bindings:
         self._now = predecessor._now
 
     def sweep(self) -> None:
-        """Drops this worker's bindings that had expired when the last request came. Without requests there are no new bindings to drop."""
+        """Drops this worker's bindings that had expired at the last request. Without requests, there are no new bindings to drop."""
         oldest = self._now - self._ttl
         for _ in range(SWEPT_MAX):
             if not self._local or next(iter(self._local.values())).used >= oldest:
@@ -248,7 +248,7 @@ class Bindings:
         return int(now * 2.0 / self._ttl)
 
     def _bound(self, root: int, candidates: Candidates, now: float) -> tuple[int, Lookup]:
-        """Returns the place of the bound candidate (-1: none), and the lookup.
+        """Returns the index of the bound candidate, or -1, and the lookup.
 
         Searches the shared index, latest epoch first, then the bindings that this worker made.
         """
@@ -275,13 +275,13 @@ def _hash(root: int, epoch: int) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
 
 
 def _rank(root: int, owner: int) -> int:
-    """Returns a sort key of owners that differs by session but is the same in all workers."""
+    """Returns a sort key of owners: a different order for each session, the same order in all workers."""
     return ((root ^ owner * EPOCH_STEP) * EPOCH_STEP) & MASK
 
 
 @subclassed
 class Pinning(PreRequest, ResponseReceived):
-    """Base of the session filter and scorer: has the strategy, and tells it where each request was sent."""
+    """Base of the session filter and scorer: has the strategy, and tells it to which endpoint each request was sent."""
 
     Params = AffinityParameters
     counts_with = AFFINITY_COUNTS_WITH

@@ -27,7 +27,7 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 
 @plugin("session-id-producer")
 class SessionId(DataProducer):
-    """Emits the session id of a request: the value of a header or a cookie without surrounding blanks; empty if there is none."""
+    """Emits the session id of a request: the value of a header or a cookie without surrounding blanks; empty without such a value."""
 
     Params = Parameters
     produces = (session_id("session-id-producer"),)  # the key that an instance with the default name emits

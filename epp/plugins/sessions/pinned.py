@@ -1,4 +1,4 @@
-"""Prefer, or keep only, the endpoint that a client's session is pinned to (`_affinity`)."""
+"""Prefer, or keep only, the endpoint to which a client's session is pinned (`_affinity`)."""
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from epp.request import Request
 
 @plugin("session-affinity-scorer")
 class SessionAffinityScorer(Pinning, Scorer):
-    """Scores 1 for the endpoint that serves the client's session, 0 for others. Without such an endpoint all score 0."""
+    """Scores 1 for the endpoint that serves the client's session, 0 for all others. Without such an endpoint, all endpoints score 0."""
 
     def score(self, request: Request, candidates: Candidates, profile: Profile) -> Scores | None:
         pinned = self.strategy.pinned(request, candidates, profile.name)
