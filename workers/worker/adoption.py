@@ -7,8 +7,8 @@
   already.
 - An open stream keeps the app of its configuration to its end. At each heartbeat, the worker looks through its open streams. When the last
   stream of an old configuration has ended, it ends the plugins' work of that configuration.
-- If a step fails, the worker keeps its configuration and reports why. The parent then returns to the old configuration. If it has none,
-  the worker tries again after AGAIN_S.
+- If a step fails, the worker keeps its configuration and reports the reason. The parent then returns to the old configuration. If there is
+  no old configuration, the worker tries again after AGAIN_S.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ from workers.worker.telemetry.alternatives import TryoutFigures
 
 SWITCH_S: Final = 0.0005  # the interval while a thread loads; the interpreter's default is 5 ms
 FREE_AFTER_S: Final = 1.0  # time from the last change until the memory of ended configurations is freed
-FREE_AT: Final = 8  # this number of ended configurations is freed even while changes go on
+FREE_AT: Final = 8  # so many ended configurations are freed even while further changes follow
 AGAIN_S: Final = 10.0
 LOAD_S: Final = 5.0  # a load takes tens of milliseconds; after this time, a load whose plugin hangs is given up
 
@@ -47,7 +47,7 @@ log = structlog.get_logger()
 class Loading:
     """Loads a configuration once, in a thread.
 
-    Then calls `then` in the loop, with the instance under that configuration or the exception.
+    Then calls `then` in the loop, with the exception or the instance under the loaded configuration.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Loading:
         load: Callable[[Instance], Instance] = in_force,
     ) -> None:
         """`instance`: any instance of this picker. `then` is called once, after LOAD_S at the latest. `number`: the number of the
-        configuration that `load` loads; 0: that of the one in force.
+        configuration that `load` loads; 0 for the configuration in force.
         """
         self.number = number or instance.generations.number
         self._instance = instance
@@ -75,7 +75,7 @@ class Loading:
         found: Instance | BaseException
         try:
             found = self._load(self._instance)
-        except BaseException as problem:  # whatever a plugin's constructor raises
+        except BaseException as problem:  # a plugin's constructor may raise any exception
             found = problem
         self._loop.call_soon_threadsafe(self._done, found)
 
@@ -90,20 +90,21 @@ class Loading:
 
 
 def show(area: Area, instance: Instance, tried: int = 0) -> None:
-    """Shows which configuration of the pool of `instance` a process uses, and which candidate. `area`: of the process."""
+    """Shows which configuration and which candidate a process uses for the pool of `instance`. `area`: the area of the process."""
     scalars, at, pool = area.scalars, area.schema.scalar, instance.pool
     scalars[at[gauge_of_pool(GENERATION, pool)]] = instance.number
     scalars[at[gauge_of_pool(CANDIDATE, pool)]] = tried
 
 
 class Turn:
-    """Lets configurations of several pools be loaded one after the other: all use one registry of plugins. `taken`: whether one loads.
+    """Makes several pools load their configurations one after the other, because all use one registry of plugins. `taken`: whether a pool
+    loads.
 
-    Meanwhile it publishes which pool that is, in case its plugins end the worker.
+    Publishes which pool loads, in case its plugins end the worker.
     """
 
     def __init__(self, area: Area | None = None) -> None:
-        """`area`: this worker's; None: there is only one pool."""
+        """`area`: the area of this worker; None if the picker has one pool."""
         self.taken = False
         self._word: memoryview | None = None
         if area is not None:
@@ -116,7 +117,7 @@ class Turn:
         self._publish((pool or 0) + 1)
 
     def give(self) -> None:
-        """Ends that, after the plugins were started."""
+        """Ends the turn, after the plugins were started."""
         self.taken = False
         self._publish(0)
 
@@ -140,12 +141,14 @@ class Unusable:
 
 
 class Adoption:
-    """Keeps the configurations of one pool in one worker: the current parts, and those that open streams still use."""
+    """Keeps the configurations of one pool in one worker: the current parts, and the parts that open streams still use."""
 
     def __init__(
         self, parts: WorkerParts, area: Area, ordinal: int, streams: Callable[[], Iterable[App]], turn: Turn | None = None
     ) -> None:
-        """`area`: this worker's area. `streams` returns the apps of all open streams. `turn`: to load; None: there is only one pool."""
+        """`area`: this worker's area. `streams` returns the apps of all open streams. `turn`: the turn to load; None if the picker has one
+        pool.
+        """
         self.parts = parts
         self._turn = turn or Turn()
         self._gone = False
@@ -181,23 +184,23 @@ class Adoption:
         return not waits and not instance.outdated and instance.generations.candidate_number == tried
 
     def open(self, path: str, metadata: Metadata, stream: Stream) -> ExtProcStream | None:
-        """Returns the handler of a new stream, under the present configuration; None if `path` is not the ext_proc method."""
+        """Returns the handler of a new stream, under the present configuration. Returns None if `path` is not the ext_proc method."""
         if self.tryout is not None:
             return open_tried(self.tryout, self.parts.app, path, metadata, stream)
         return open_stream(self.parts.app, path, metadata, stream)
 
     def name_at(self, port: int) -> str:
-        """Returns "": there is only one pool."""
+        """Returns "", because the picker has one pool."""
         return ""
 
     def beat(self, now: float) -> None:
-        """Does what is due at a heartbeat. `now`: monotonic seconds."""
+        """Does the work of a heartbeat. `now`: monotonic seconds."""
         for parts in self.every():
             parts.instance.memory.areas.add_remote(now)
             parts.heartbeat(now)
 
     def woken(self) -> None:
-        """Looks whether recording has begun. Called at a wake-up."""
+        """Checks whether a recording has begun. Called at a wake-up."""
         if not self.parts.kept.records.file:
             self.parts.record()
 
@@ -209,19 +212,19 @@ class Adoption:
         await current.close()
 
     def leave(self) -> None:
-        """Takes nothing over any more, because the pool is gone."""
+        """Ends taking over configurations, because the pool is gone."""
         self._gone = True
 
     def every(self) -> list[WorkerParts]:
-        """Returns the current parts, then those of the candidate, then those that open streams still use."""
+        """Returns the current parts, then the parts of the candidate, then the parts that open streams still use."""
         return [self.parts, *([self._candidate] if self._candidate is not None else []), *self._retired]
 
     def _follow(self) -> None:
-        """Uses the configuration and the candidate that the parent's two words name. Loads them first if they are not here yet."""
+        """Uses the configuration and the candidate that the parent's two words name. Loads them first if necessary."""
         instance = self.parts.instance
         number, tried = instance.generations.number, instance.generations.candidate_number
         if tried == number:
-            tried = 0  # it is promoted, and about to be withdrawn
+            tried = 0  # the candidate was promoted and is about to be withdrawn
         candidate, now = self._candidate, asyncio.get_running_loop().time()
         if instance.outdated and not self._unusable.has(number, now):
             if candidate is not None and candidate.instance.number == number:
@@ -286,7 +289,7 @@ class Adoption:
         log.info("configuration in force", generation=instance.number, **self._named())
 
     def _named(self) -> dict[str, str]:
-        """Returns the pool for the log, if there are several."""
+        """Returns the field for the log that names the pool, if the picker has several pools."""
         instance = self.parts.instance
         return {} if instance.pool is None else {"pool": instance.options.pool_name}
 
@@ -311,7 +314,7 @@ class Adoption:
             self._ended += 1
 
     def _free(self) -> None:
-        """Frees the memory of ended configurations. Waits for a pause between changes, because the loop stands still for milliseconds."""
+        """Frees the memory of ended configurations. Waits for a pause between changes, because freeing stops the loop for milliseconds."""
         quiet = asyncio.get_running_loop().time() - self._changed_at > FREE_AFTER_S
         if self._ended >= FREE_AT or (quiet and not self._ending):
             self._ended = 0

@@ -1,17 +1,17 @@
-"""Ends requests whose bodies come too slowly (`BodyTimeout`), or cost most memory while the budget is used up (`BodyRelief`).
+"""Ends requests whose bodies arrive too slowly (`BodyTimeout`), or need most memory while the budget is used up (`BodyRelief`).
 
-`BodyTimeout`: every `BODY_TIMEOUT_S / 2`, a worker looks at its streams. For each body that is still incomplete, BODY_RATE bytes per second
-must have come since the last look. Otherwise the request is refused: with 408 if an answer is possible, else with a gRPC status. The first
-look at a body only notes its size, so every body may take BODY_TIMEOUT_S / 2 at any speed. Slow decisions and slow answers do not count,
-because the gateway does not cause them.
+`BodyTimeout`: every `BODY_TIMEOUT_S / 2`, a worker looks at its streams. Each incomplete body must have received BODY_RATE bytes per second
+since the last look. Otherwise the request is refused: with 408 if an answer is possible, else with a gRPC status. The first look at a body
+only notes its size, so every body may take BODY_TIMEOUT_S / 2 at any speed. Slow decisions and slow answers do not count, because the
+gateway does not cause them.
 
 `BodyRelief`: a body costs its bytes times the seconds for which they are held. When the budget for unfinished bodies is used up, the
 transport asks for relief, and the requests with the highest cost are refused with 429. So a few large or slow bodies do not use up the
 budget of all others. A complete body of more than 1 MiB counts while it waits for its turn or for a decision, together with its unpacked
 part.
 
-If there are several pools, each body that is given up is one of the pool that holds most bytes then. So a pool that holds no more than an
-equal share of the budget loses nothing to the others, and may use what they leave.
+If the picker has several pools, the worker gives up bodies of the pool that holds most bytes at this moment. So a pool that holds at most
+an equal share of the budget loses no body to other pools, and may use the rest of the budget.
 
 The worker remembers nothing about complete requests, and the request path does no work for this.
 """
@@ -64,8 +64,8 @@ class BodyTimeout:
 
 
 class Unfinished(Protocol):
-    """The part of a stream that `BodyRelief` uses. `pool`: its number. `unfinished`: the bytes that giving up the request would free; 0 or
-    less: none.
+    """The part of a stream that `BodyRelief` uses. `pool`: the number of the pool. `unfinished`: the bytes that giving up the request would
+    free, or at most 0 if there are none.
     """
 
     received_at: float
@@ -87,7 +87,8 @@ class BodyRelief:
         now: Callable[[], float],
         on_given_up: Callable[[str], None],
     ) -> None:
-        """`limit`: the budget in bytes. `streams(handlers)` returns the unfinished streams of these handlers, or all for None.
+        """`limit`: the budget in bytes. `streams(handlers)` returns the unfinished streams of these handlers, or all unfinished streams for
+        None.
 
         `on_given_up` gets the cause of each refusal.
         """
@@ -100,7 +101,7 @@ class BodyRelief:
     def __call__(self, among: Sequence[Handler] | None, excess: int) -> None:
         """Gives up the bodies that cost most, until `excess` bytes and 1 / SPARE of the budget are freed.
 
-        `among`: only these handlers; None for all.
+        `among`: the handlers to choose from; None for all handlers.
         """
         if self._busy:  # the answers to refused requests also need memory, and so may call this again
             return
@@ -114,7 +115,7 @@ class BodyRelief:
         now = self._now()
         found = [(size, now - stream.received_at, stream) for stream in self._streams(among) if (size := stream.unfinished()) > 0]
         found.sort(key=lambda one: one[0] * (one[1] + NEW_S))
-        pools: dict[int, list[tuple[int, float, Unfinished]]] = {}  # the bodies of each pool, those that cost most last
+        pools: dict[int, list[tuple[int, float, Unfinished]]] = {}  # the bodies of each pool, the most costly last
         for one in found:
             pools.setdefault(one[2].pool, []).append(one)
         most = [(-sum(size for size, _, _ in bodies), pool) for pool, bodies in pools.items()]

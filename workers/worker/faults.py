@@ -36,7 +36,7 @@ class Faults:
         self._log("request failed by a fault", problem)
 
     def plugin_failed(self, problem: BaseException, plugin: str) -> None:
-        """Logs an exception from the work on a request or its answer. `plugin`: the name of the plugin at fault; "" if there is none."""
+        """Logs an exception from the work on a request or its answer. `plugin`: the name of the plugin at fault, or ""."""
         self._log("fault", problem, **({"plugin": plugin} if plugin else {}))
 
     def producer_failed(self, producer: Plugin, failure: ProducerFailed) -> None:

@@ -1,4 +1,4 @@
-"""Creates the flow control of one worker from what the instance shares. Called once per configuration."""
+"""Creates the flow control of one worker from the instance. Called once per configuration."""
 
 import asyncio
 import os
@@ -26,7 +26,7 @@ from workers.worker.flow.metrics import FlowMetrics
 from workers.worker.flow.peers import AreaPeers
 from workers.worker.flow.probe import PoolProbe
 
-COUNTED = "concurrency-detector"  # the type of detector that uses no metrics of servers
+COUNTED = "concurrency-detector"  # the type of the detector that uses no metrics of servers
 
 
 def flow_control(
@@ -75,7 +75,9 @@ def flow_control(
 def _prepare_evictions(
     instance: Instance, worker: int, control: FlowControl, objectives: ObjectivesView, series: Callable[[Group], SeriesWriter]
 ) -> None:
-    """Creates what in-flight eviction needs, if this configuration is the first that evicts. A worker keeps it to its own end."""
+    """Creates the objects for in-flight eviction, if this is the first configuration that evicts. A worker keeps these objects to its
+    end.
+    """
     plan, flow_areas, wakeups = instance.config.flow, instance.memory.flow, instance.pipes.wakeups
     assert plan is not None
     if control.evictions is not None or plan.eviction_filter is None or plan.eviction_order is None:
@@ -95,7 +97,7 @@ def _prepare_evictions(
 
 
 def _use_evictions(instance: Instance, control: FlowControl) -> None:
-    """Switches in-flight eviction on or off as this configuration says."""
+    """Switches in-flight eviction on or off, as this configuration says."""
     plan, evictions = instance.config.flow, control.evictions
     assert plan is not None
     control.evicts = plan.eviction

@@ -1,4 +1,4 @@
-"""Shows a worker's plugins what the model servers say they hold. Reads the shared memory of the kv-events process."""
+"""Shows plugins of a worker which blocks the model servers report as cached. Reads the shared memory of the kv-events process."""
 
 import time
 from collections import Counter
@@ -25,7 +25,8 @@ _NOTHING = StreamsRecord([], [])
 class SharedHeldBlocks:
     """Implements `epp.plugin.HeldBlocks`.
 
-    `expect(keys, owner)` tells the kv-events process that an endpoint will hold these blocks; None: the kv-events process is told nothing.
+    `expect(keys, owner)` tells the kv-events process that an endpoint will hold these blocks; None if the kv-events process needs no such
+    reports.
     """
 
     def __init__(self, memory: KvMemory, expect: Callable[[Hashes, int], None] | None) -> None:
@@ -102,7 +103,9 @@ class SharedHeldBlocks:
 
 
 def held_blocks(instance: Instance, worker: int, area: Area) -> HeldBlocks:
-    """Returns what a worker's plugins see of the model servers' caches. `worker`: its number, from 0. `area`: its area."""
+    """Returns the view of a worker's plugins on the model servers' caches. `worker`: the worker's number, from 0. `area`: the worker's
+    area.
+    """
     memory = instance.memory.kv_events
     if memory is None or instance.sources.kv_events is None:
         return NoHeldBlocks()
@@ -113,7 +116,7 @@ def held_blocks(instance: Instance, worker: int, area: Area) -> HeldBlocks:
 
 
 class NoHeldBlocks:
-    """Implements `epp.plugin.HeldBlocks` for a picker without a kv-events process: no endpoint holds anything."""
+    """Implements `epp.plugin.HeldBlocks` for a picker without a kv-events process: no endpoint holds any block."""
 
     def view(self, endpoint_list: EndpointList, now: float) -> HeldView:
         return _unread((0,) * len(endpoint_list.endpoints), frozenset())
@@ -123,7 +126,7 @@ class NoHeldBlocks:
         return [0] * size, [0] * size
 
     def measure(self, latency: Measure) -> None:
-        """Does nothing: there is nothing to measure."""
+        """Does nothing."""
 
     def expect(self, hashes: Hashes, owner: int, block_tokens: int) -> None:
         """Does nothing."""

@@ -1,8 +1,8 @@
-"""Leaves plugins that fail repeatedly out of a worker's pipeline for a while.
+"""Disables plugins that fail repeatedly in a worker's pipeline for a while.
 
-`Isolation.fault` gets every fault and counts it for the plugin at fault. The fifth fault within a minute takes the plugin out if the
-pipeline works without it (`epp.points.isolation`). Open streams keep the pipeline that decided them, so that the plugin releases what it
-holds for them. After a minute the plugin returns on trial: then a single fault takes it out again.
+`Isolation.fault` gets every fault and counts it for the plugin at fault. The fifth fault within a minute disables the plugin if the
+pipeline works without it (`epp.points.isolation`). Open streams keep the pipeline that decided them, so that the plugin releases its
+resources of these streams. After a minute the plugin returns on trial: then a single fault disables it again.
 
 Each worker decides separately.
 """
@@ -21,7 +21,9 @@ FAULTS, TIMES = ISOLATION.counters
 
 
 class Isolation:
-    """Isolates plugins in one worker. `on_fault` gets every fault with its plugin's name. `warn` logs plugins that leave or return."""
+    """Isolates plugins in one worker. `on_fault` gets every fault with its plugin's name. `warn` logs plugins that are disabled or
+    return.
+    """
 
     def __init__(
         self,
@@ -43,7 +45,7 @@ class Isolation:
         self._out: set[str] = set()
 
     def fault(self, problem: BaseException) -> None:
-        """Counts an exception from the work on a request or its answer. Takes the plugin at fault out if it fails too often."""
+        """Counts an exception from the work on a request or its answer. Disables the plugin at fault if it fails too often."""
         plugin = culprit(problem)
         self._on_fault(problem, plugin.name if plugin is not None else "")
         if plugin is None or plugin.name not in self._pipelines.whole.plugins:

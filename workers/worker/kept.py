@@ -1,4 +1,4 @@
-"""What a worker keeps when a configuration changes: `WorkerKept` for the process, and a `PoolKept` for each of its pools."""
+"""Keeps objects of a worker over changes of the configuration: `WorkerKept` for the process, and a `PoolKept` for each of its pools."""
 
 import asyncio
 import os
@@ -43,13 +43,13 @@ from workers.worker.telemetry.tracing_export import Exporter
 log = structlog.get_logger()
 
 NO_POOL: Final = ""  # the label of requests whose pool is not known
-SWEEP_S: Final = 300.0  # a series that counts nothing for so long may give its room to a new one
+SWEEP_S: Final = 300.0  # a series without a count for so long may lose its room to a new series
 
 
 class WorkerKept:
-    """What a worker keeps to its end, under any configuration: series, counts, views of documents, and the decisions to explain.
+    """The objects that a worker keeps to its end: series, counts, views of documents, and the decisions to explain.
 
-    For each part of shared memory that the worker writes, there is one writer here, which all configurations share.
+    It has one writer for each part of shared memory that the worker writes. All configurations share these writers.
     """
 
     def __init__(self, instance: Instance, index: int, area: Area, bus: BusWriter, *, clock: Clock) -> None:
@@ -58,7 +58,7 @@ class WorkerKept:
         self.documents = DocumentReader(instance.layout.documents, instance.memory.documents)
         self.traces: Exporter | None = None
         self.pools: list[PoolKept] = []
-        self.calls: tuple[int, CallTimers] | None = None  # of several pools, and for how many histograms
+        self.calls: tuple[int, CallTimers] | None = None  # with several pools: the number of histograms, and the timers of all pools
         self._index = index
         self._series: dict[str, SeriesWriter] = {}
         self._aging: list[SeriesWriter] = []
@@ -66,7 +66,7 @@ class WorkerKept:
             areas.area(index).take_over()
         later = asyncio.get_running_loop().call_later
         self._clock = clock
-        self.metrics = self.request_metrics(instance)  # of the only pool, or of requests whose pool is not known
+        self.metrics = self.request_metrics(instance)  # for the only pool, or for requests whose pool is not known
         self._sweep_at = time.monotonic() + SWEEP_S
         self._beat_at = 0.0
         debug = instance.options.log_level == "debug"
@@ -91,7 +91,7 @@ class WorkerKept:
         self.profiler = Profiler(answering, later)
 
     def flows(self) -> list[FlowControl]:
-        """Returns the flow control of each pool that has one."""
+        """Returns the flow control of each pool that has flow control."""
         return [pool.flow for pool in self.pools if pool.flow is not None]
 
     def series(self, instance: Instance, group: Group) -> SeriesWriter:
@@ -108,13 +108,15 @@ class WorkerKept:
         return series.part(len(group.labels), instance.options.pool_name if instance.pool is not None else NO_POOL)
 
     def request_metrics(self, instance: Instance) -> RequestMetrics:
-        """Returns what counts the requests of a pool."""
+        """Returns the metrics that count the requests of a pool."""
         groups = (REQUEST, REQUEST_FIGURES, ERROR, ATTEMPTS)
         requests, figures, errors, attempts = (self.series(instance, group) for group in groups)
         return RequestMetrics(self._clock, requests, figures, errors, attempts, self.caps)
 
     def heartbeat(self, now: float) -> None:
-        """Does what is due once at a heartbeat. Each pool with requests calls this with the same `now`: only the first call counts."""
+        """Does the work of a heartbeat that is common to all pools. Each pool with requests calls this with the same `now`, and only the
+        first call has an effect.
+        """
         if now == self._beat_at:
             return
         self._beat_at = now
@@ -122,7 +124,7 @@ class WorkerKept:
         self.sweep(now)
 
     def sweep(self, now: float) -> None:
-        """Frees series that have counted nothing for SWEEP_S, where few are left for new names. `now`: monotonic seconds."""
+        """Frees series without a count for SWEEP_S, in tables with little room for new names. `now`: monotonic seconds."""
         if now < self._sweep_at:
             return
         self._sweep_at = now + SWEEP_S
@@ -138,7 +140,7 @@ class WorkerKept:
 
 
 class PoolKept:
-    """What a worker keeps for one pool, under any configuration of that pool."""
+    """The objects that a worker keeps for one pool, under all its configurations."""
 
     def __init__(self, kept: WorkerKept, instance: Instance) -> None:
         self.metrics = kept.metrics if instance.pool is None else kept.request_metrics(instance)

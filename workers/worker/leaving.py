@@ -28,7 +28,7 @@ from workers.worker.serving import Serving
 
 FRESH_HEARTBEAT_S = 0.5  # the heartbeat of a worker that accepts connections is younger
 POLL_S = 0.02  # polled, because there is no event when a stream or connection ends
-RELIEF_S = 5.0  # how long a worker that leaves alone waits for another one to serve
+RELIEF_S = 5.0  # how long a worker that leaves alone waits until another worker serves
 REFUSED_S = 0.5  # the time that peers get to read refusals
 CLOSED_S = 0.5  # the time that connections get to close after they were cut
 
@@ -91,7 +91,7 @@ class Exit:
         """Drains together with all other workers if the picker stops or the parent is gone. Otherwise drains alone."""
         instance = self._instance
 
-        def refuse_waiting() -> int:  # flow control has its own answer for requests that wait there, and for later ones
+        def refuse_waiting() -> int:  # flow control itself refuses the requests that wait in it, and later requests
             for present in flows():
                 present.shut_down()
             return serving.refuse_waiting()

@@ -1,8 +1,9 @@
 """The main function of a worker process: its event loop, its area, its streams, its end.
 
-The parent has created everything shared before the fork. A worker writes only its area and reads the rest. It drains (`leaving`) together
-with the other workers when the parent stops or is gone. It drains alone when it gets SIGTERM for another reason, or uses more than its
-share of memory. Before it drains alone, it says so in its area and to the parent, which then starts a successor in another ordinal at once.
+The parent has created all shared resources before the fork. A worker writes only its own parts and reads the others. It drains (`leaving`)
+together with the other workers when the parent stops or is gone. It drains alone when it gets SIGTERM for another reason, or uses more than
+its share of memory. Before a worker drains alone, it shows this in its area and reports it to the parent, which starts a successor in
+another ordinal at once.
 """
 
 import asyncio
@@ -100,10 +101,10 @@ class Worker:
         return ExitCode.RECYCLED if self._exit.recycled else ExitCode.OK
 
     def set_up(self, bus: BusWriter) -> None:
-        """Creates the worker's app and the other parts for its configuration. If there are several pools, they begin without parts."""
+        """Creates the worker's app and the other parts for its configuration. If the picker has several pools, they begin without parts."""
 
         def made(instance: Instance) -> WorkerParts:
-            areas = instance.memory.areas  # under a later configuration, it may have more histograms
+            areas = instance.memory.areas  # the areas may have more histograms under a later configuration
             area = self.area if areas is self.areas else areas.area(self.index + 1)
             return WorkerParts(instance, self.index, area, bus=bus, faults=self.faults, clock=self._clock, kept=self._kept)
 

@@ -1,10 +1,10 @@
-"""A worker's answer to GET /v1/models that arrives where several pools are served: the models of all pools that a request could reach.
+"""Answers GET /v1/models where a picker serves several pools: lists the models of all pools that a request could reach.
 
     pools file: names without `*`                         ─┐
-    endpoints: what they list, if the name leads to them  ─┴─▶ pools that know the tenant ─▶ one list
+    endpoints: the models that they list, if the name leads to them  ─┴─▶ pools that know the tenant ─▶ one list
 
-A model that endpoints list counts only if a request with its name would reach their pool. So what `phi-*` really has is listed, and a model
-that another pool takes is not. A pool with tenants is left out for a client that it does not know.
+A model that endpoints list counts only if a request with its name would reach their pool. So the list has the real models of `phi-*`, but
+no model whose name leads to another pool. The list has no models of a pool with tenants that does not know the client.
 """
 
 import time
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from epp.config.effective import EffectiveConfig
 
 KEPT_MAX: Final = 64  # answers for different sets of pools
-CONFIGURATIONS_MAX: Final = 1024  # of which the tenants are kept
+CONFIGURATIONS_MAX: Final = 1024  # the number of configurations whose tenants are kept
 
 
 class ModelList:
-    """Makes the answers. Keeps them until something changes."""
+    """Makes the answers. Keeps them until pools, configurations or models change."""
 
     def __init__(self, view: ServedView, seed: int) -> None:
-        """`seed`: that of prefix hashes (`Credentials.prefix_seed`)."""
+        """`seed`: the seed of prefix hashes (`Credentials.prefix_seed`)."""
         self._view = view
         self._seed = seed
         self._version = -1
@@ -40,7 +40,7 @@ class ModelList:
         self._tenants: dict[int, tuple[EffectiveConfig, Tenants]] = {}
 
     def answer(self, choice: PoolChoice, pools: Sequence[Instance], headers: codec.Headers, message: bytes) -> bytes:
-        """Returns the framed answer. Models decide on at least one of the pools. `message`: the ProcessingRequest with the headers.
+        """Returns the framed answer. At least one of the pools is chosen by model. `message`: the ProcessingRequest with the headers.
 
         Raises Refused if no pool knows the tenant, and ProtocolViolation for malformed headers or metadata.
         """
@@ -75,7 +75,7 @@ class ModelList:
 
 
 def _models(choice: PoolChoice, names: Sequence[str], pools: tuple[int, ...], served: Served) -> Iterator[Listed]:
-    """Yields the models of these pools. Those of the pools file come first, with what endpoints say about them."""
+    """Yields the models of these pools. The models of the pools file come first, with the details from endpoints."""
     for pool in pools:
         name, named = names[pool], choice.named_models(pool)
         known: Mapping[str, Model] = {model.id: model for model in served.get(pool, ())}

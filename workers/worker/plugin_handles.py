@@ -1,4 +1,4 @@
-"""The objects by which a worker's plugins use shared memory: load, prefix index, latency model, histograms, counters and gauges."""
+"""The objects with which a worker's plugins use shared memory: load, prefix index, latency model, histograms, counters and gauges."""
 
 import asyncio
 import contextlib
@@ -22,7 +22,7 @@ from shm.series import FIRST_BLOCK, SeriesWriter
 from workers.shared.bus import BusWriter
 
 GAUGE_MAX: Final = 1e11  # limit of a value, so that the sum over all workers fits into a word
-FLUSH_S: Final = 0.02  # how long a sample of the latency model waits for others
+FLUSH_S: Final = 0.02  # how long a sample of the latency model waits for further samples
 BATCH: Final = 32
 
 assert BATCH <= samples.SAMPLES_MAX
@@ -93,7 +93,7 @@ class SeriesGauge:
     def set(self, value: float, *labels: str, weight: float = 1.0) -> None:
         series = self._series
         block = series.block((*self._fixed, *labels, *self._rest))
-        if block == FIRST_BLOCK:  # there is no room, and the values of several gauges have no meaning as one
+        if block == FIRST_BLOCK:  # the table has no room, and a sum of several gauges has no meaning
             return
         if self._weight_at >= 0:
             value *= weight
@@ -107,7 +107,7 @@ def parts_of(value: float) -> int:
 
 
 class IndexTier:
-    """Implements `epp.plugin.PrefixIndex` for one tier. Owners are named by their ids in the first tier."""
+    """Implements `epp.plugin.PrefixIndex` for one tier. An owner's id in the first tier stands for the owner."""
 
     def __init__(self, index: PrefixIndex, tier: int) -> None:
         self._index = index
@@ -125,13 +125,13 @@ class IndexTier:
 
 
 class SharedLearning:
-    """Implements `epp.plugin.Learning`: predicts with the model that the supervisor publishes, and sends the supervisor what was observed.
+    """Implements `epp.plugin.Learning`: predicts with the model that the supervisor publishes, and sends observations to the supervisor.
 
     Needs a running event loop for `learn_first` and `learn_token`.
     """
 
     def __init__(self, published: DocumentReader, starts: PromptStarts, send: Callable[[bytes], object], pool: int = 0) -> None:
-        """`published`: has the model of each pool as a document. `send`: passes a frame on to the supervisor, without waiting."""
+        """`published`: the document with the model of each pool. `send`: passes a frame on to the supervisor, without waiting."""
         self._published = published
         self._pool = pool
         self._words, self._at = published.version_word(pool)
@@ -147,7 +147,7 @@ class SharedLearning:
             self._version = version
             found = self._published.read(self._pool)
             if found is not None:
-                with contextlib.suppress(UnusableModel):  # of another version: keep the last one
+                with contextlib.suppress(UnusableModel):  # the model is of another version: keep the last one
                     self._model = decode(found[1])
         return self._model
 
@@ -167,7 +167,7 @@ class SharedLearning:
         self._learn(samples.per_token(slot, generation, load, observed, lasted))
 
     def flush(self) -> None:
-        """Sends the samples that wait."""
+        """Sends the waiting samples."""
         pending, self._pending = self._pending, []
         if pending:
             self._send(samples.frame(pending))

@@ -1,10 +1,10 @@
 """Runs background work of plugins: coroutines with a timeout, pauses, and periodic calls.
 
 `Work` is the `Waiting` that plugins and `epp.decision.decide` await. Each waiter has its own future, so a waiter that gives up does not
-disturb the others. When the last waiter has given up, the coroutine is cancelled. Work that has no waiter runs to its end, and `on_failure`
-gets the exception that it raises. At the worker's end, `close` cancels all work.
+disturb the others. When the last waiter has given up, the coroutine is cancelled. Work without a waiter runs to its end, and `on_failure`
+gets its exception. At the worker's end, `close` cancels all work.
 
-There are no retries, because only a plugin knows what may be sent twice.
+There are no retries, because only the plugin knows whether a repetition is safe.
 """
 
 import asyncio

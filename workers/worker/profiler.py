@@ -2,8 +2,8 @@
 
 The kernel sends SIGPROF for every 10 ms of CPU time of this process, so an idle worker has no samples. Python runs the handler between two
 bytecodes, or before the event loop continues. The handler sees the stack of the main thread, which serves all requests. Time in C, such as
-decoding JSON, counts for the Python function that called it. If the innermost function has not begun when the handler runs, it is left out
-of the stack, because the time passed before it.
+decoding JSON, counts for the Python function that called it. If the innermost function has not begun when the handler runs, the stack does
+not have this function, because the time passed before it.
 
 Compiled functions have no Python frames. Their time counts for the interpreted function that called them. For most of them that is the
 event loop, so LOOP stands in profiles for the event loop and for compiled code. `EPP_COMPILED=0` runs a picker whose profile shows all
@@ -21,15 +21,15 @@ from typing import Final
 
 from workers.shared.profiles import HERTZ, Function, Profile, ProfileAnswering, Question
 
-DEPTH_MAX: Final = 100  # limit for the functions of a stack; the outermost ones above it are left out
-STACKS_MAX: Final = 2000  # different stacks; samples of further stacks count as left out
+DEPTH_MAX: Final = 100  # limit for the functions of a stack; a deeper stack loses its outermost functions
+STACKS_MAX: Final = 2000  # different stacks; samples of further stacks only count as missing
 BEGINS: Final = dis.opmap["RESUME"]  # the first instruction of a function, and of a coroutine that continues
 RUNNERS: Final = "asyncio.runners"  # the module whose function runs the event loop
 LOOP: Final = Function("[event loop and compiled code]", "", 0)
 
 
 class Sampler:
-    """Counts the stacks that it gets as a signal handler."""
+    """Counts the stacks at each signal."""
 
     def __init__(self) -> None:
         self.counts: dict[tuple[CodeType, ...], int] = {}
@@ -95,7 +95,7 @@ class Profiler:
 
     def _stop(self) -> None:
         signal.setitimer(signal.ITIMER_PROF, 0)
-        # the default would end the process if one signal is still on its way
+        # with the default handler, a signal that is still on its way would end the process
         signal.signal(signal.SIGPROF, signal.SIG_IGN)
         self._sampler = None
 
@@ -105,4 +105,4 @@ class Profiler:
             return
         self._stop()
         self._answering.publish(question, sampler.profile(question.worker, question.seconds))
-        self.woken()  # there may be another question by now
+        self.woken()  # the supervisor may have asked again meanwhile

@@ -3,9 +3,9 @@
     supervisor   Objects ─ compiled ─▶ Rules ─▶ document REWRITES
     worker       document ─ RewritesView ─▶ `Intake`: the model to request instead
 
-Each request looks whether there is a later version of the document, so it finds the rules that were published before it. Each decision of a
-rule is counted under the names of the InferenceModelRewrite, the requested model and the chosen model. The names in rules come from
-operators, not from clients. So they always keep their metric labels, even if clients request very many models.
+Each request checks for a later version of the document, so it finds all rules that were published before it. Each decision of a rule is
+counted under the names of the InferenceModelRewrite, the requested model and the chosen model. The names in rules come from operators, not
+from clients. So they always keep their metric labels, even if clients request very many models.
 
 `epp.request.model_rewrite` chooses the rule, `epp.request.renaming` renames the model.
 """
@@ -48,7 +48,7 @@ class RewritesView:
         self._default: Choice | None = None
 
     def present(self) -> Rewriting | None:
-        """Returns what the present rules do; None if there are no rules. Called for each request."""
+        """Returns the present rules as a function, or None without rules. Called for each request."""
         version = self._words[self._at]
         # once per version, because a document that another program has overwritten is slow to read
         if version != self._tried:
@@ -70,7 +70,7 @@ class RewritesView:
         self._rewriting = self._target if self._exact or self._default is not None else None
 
     def _target(self, model: str) -> str | None:
-        """Returns the model to request instead of `model`; None if no rule matches."""
+        """Returns the model to request instead of `model`, or None if no rule matches."""
         choice = self._exact.get(model, self._default)
         if choice is None:
             return None

@@ -30,7 +30,7 @@ class Warnings:
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
-        self._last: dict[str, tuple[float, int]] = {}  # plugin -> until when it is silent, number of lines left out
+        self._last: dict[str, tuple[float, int]] = {}  # plugin -> the end of its silence, the number of dropped lines
 
     def warn(self, plugin: Plugin, event: str, **fields: object) -> None:
         now = self._now()

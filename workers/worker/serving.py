@@ -21,7 +21,7 @@ from workers.worker.faults import PeerFaults
 
 # The part of a worker's memory for messages that peers do not finish and answers that they do not read.
 PEERS_SHARE = 0.25
-GIVEN_UP = "handshake given up"  # begins the cause of a fault that `native` reports
+GIVEN_UP = "handshake given up"  # the beginning of the cause of a fault that `native` reports
 
 log = structlog.get_logger()
 
@@ -29,7 +29,7 @@ log = structlog.get_logger()
 class Serving:
     """Runs the server of one worker. `leaving` returns the `Leaving` states of the other serving workers, by ordinal.
 
-    `pool_at` returns the name of the pool that has a port of its own; "" if the port has several pools.
+    `pool_at` returns the name of the pool that has its own port, or "" if the port has several pools.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Serving:
             self._native.serve_also(opened)
 
     def streams(self, among: Sequence[Handler] | None = None) -> list[ExtProcStream]:
-        """Returns all open ext_proc streams, or those of the handlers `among`."""
+        """Returns all open ext_proc streams, or the streams of the handlers `among`."""
         # If stream metrics are enabled, each ext_proc handler is wrapped in another handler.
         handlers = self.server.handlers() if among is None else among
         innermost = [getattr(handler, "handler", handler) for handler in handlers]
@@ -108,7 +108,7 @@ class Serving:
         return sum(stream.refuse_waiting() for stream in self.streams())
 
     def publish_load(self) -> None:
-        """Publishes in the area how many streams and connections are open here, for the other workers."""
+        """Publishes in the area how many streams and connections this worker has, for the other workers."""
         scalars, scalar = self._area.scalars, self._area.schema.scalar
         scalars[scalar["streams"]] = self.server.streams
         scalars[scalar["connections"]] = self.server.connections
@@ -127,7 +127,7 @@ class Serving:
         log.error(event, port=port, **({"pool": name} if (name := self._pool_at(port)) else {}), **fields)
 
     def _create_budget(self) -> Budget:
-        """Creates the budget of bytes that this worker holds for its peers: PEERS_SHARE of the worker's memory, if that is limited.
+        """Creates the budget of bytes that this worker holds for its peers: PEERS_SHARE of the worker's memory, if this memory is limited.
 
         The budget always suffices for the largest body of one peer in addition to what the other peers hold.
         """

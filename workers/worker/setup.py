@@ -1,4 +1,4 @@
-"""Creates a worker's `App` from what the instance shares. Runs after the fork, in the worker's loop, once per configuration.
+"""Creates a worker's `App` from the instance. Runs after the fork, in the worker's loop, once per configuration.
 
     documents ─▶ pool ────────────────────────┐
     services ─▶ plugins started ─▶ pipelines ─┼─▶ App
@@ -74,7 +74,7 @@ log = structlog.get_logger()
 
 
 class WorkerParts:
-    """The app of a worker for one configuration, and what the worker calls at its heartbeats, at wake-ups and at its end."""
+    """The app of a worker for one configuration, with the methods that the worker calls at its heartbeats, at wake-ups and at its end."""
 
     kept: WorkerKept
     own: PoolKept
@@ -95,9 +95,8 @@ class WorkerParts:
     ) -> None:
         """`index`: the worker's number, from 0. `area`: its area. `before`: the parts of the previous configuration.
 
-        `kept`: what the worker keeps; None: as `before` has it, or nothing yet.
-        `beside`: whether this is a candidate that is used beside `before`. If so, its requests use the flow control of `before` until
-        `promote` is called.
+        `kept`: the kept objects of the worker; None: takes them from `before`, or creates them. `beside`: whether this is a candidate that
+        is used beside `before`. If so, its requests use the flow control of `before` until `promote` is called.
         """
         self.instance = instance
         self._index, self._area = index, area
@@ -123,7 +122,7 @@ class WorkerParts:
         if before is not None and beside:
             self.flow, self.app.admission, self.app.evictions = before.flow, before.app.admission, before.app.evictions
         else:
-            self.promote()  # last, because requests that wait are under the new plan from then on
+            self.promote()  # last, because from then on waiting requests are under the new plan
 
     def lobby(self) -> App:
         """Returns an app for streams whose pool is not known yet, so that no pool counts them."""
@@ -160,20 +159,20 @@ class WorkerParts:
     def under(self, instance: Instance, area: Area, *, beside: bool = False) -> "WorkerParts":
         """Creates the parts for a later configuration. `area`: this worker's area in the layout of that configuration.
 
-        Raises PluginFault if a plugin does not start. Then everything stays as it is.
+        Raises PluginFault if a plugin does not start, and then changes nothing.
         """
         bus, faults, clock = self._bus, self._faults, self._clock
         return WorkerParts(instance, self._index, area, bus=bus, faults=faults, clock=clock, before=self, beside=beside)
 
     def promote(self) -> None:
-        """Makes these parts those of the configuration in force: flow control continues with their plan."""
+        """Makes these parts the parts of the configuration in force: flow control continues with their plan."""
         app = self.app
         self.flow = self._flow(self._pool_used)
         app.admission = self._admission(self._pool_used, self.flow)
         app.evictions = self.flow.evictions if self.flow is not None and self.flow.evicts else None
 
     def heartbeat(self, now: float) -> None:
-        """Reads what the supervisor has published since the last heartbeat, and stores the durations that were measured."""
+        """Reads the documents that the supervisor has published since the last heartbeat, and stores the measured durations."""
         self.record()
         self.kept.heartbeat(now)
         self.own.budgets.heartbeat(now)
@@ -184,7 +183,7 @@ class WorkerParts:
             self.own.rewrites.look()
 
     def record(self) -> None:
-        """Records into the file that the supervisor writes now, or not at all."""
+        """Begins or ends recording, as the supervisor's area says."""
         self._recording.look(self.app.telemetry)
 
     def series(self, group: Group) -> SeriesWriter:
@@ -192,7 +191,7 @@ class WorkerParts:
         return self.kept.series(self.instance, group)
 
     def leave(self) -> None:
-        """Ends the use of what the pool has in shared memory. Called when no request waits any more. Open streams may still answer."""
+        """Ends the use of the pool's shared memory. Called when no request waits any more. Open streams may still answer."""
         if self.flow is not None:
             self.flow.retire()
         self.flow = self.own.flow = None
@@ -247,7 +246,7 @@ class WorkerParts:
         return pool
 
     def _pipelines(self, configured: Pipeline) -> Pipelines:
-        """Adds guards and timers to the calls of the configured pipeline. Returns it in all its forms."""
+        """Adds guards and timers to the calls of the configured pipeline. Returns the pipeline in all its forms."""
         foreign = guard.declared(configured.wiring.plugins)
         guarded = guard.guard(guard.counted(self.services), self._faults.remark) if foreign else bare
         if foreign and self.instance.pool is not None:
@@ -266,7 +265,7 @@ class WorkerParts:
 
     @property
     def _running(self) -> memoryview:
-        """The word of this worker that says which pool's decision it runs."""
+        """Returns the word of this worker that says which pool's decision runs."""
         at = self._area.schema.scalar[RUNNING]
         return self._area.scalars[at : at + 1]
 
@@ -322,7 +321,9 @@ class WorkerParts:
         return flow
 
     def _admission(self, pool: SharedPool, flow: FlowControl | None) -> Admission:
-        """Returns flow control if it is on. Otherwise returns shedding if the configuration has a saturation detector, else admits all."""
+        """Returns flow control if it is on. Otherwise returns shedding if the configuration has a saturation detector, or else an admission
+        that admits all requests.
+        """
         if flow is not None:
             return flow
         saturation = self.instance.config.saturation
@@ -374,11 +375,11 @@ class Recording:
     def __init__(self, kept: WorkerKept, instance: Instance) -> None:
         self._kept = kept
         self._instance = instance
-        self._recorder: Recorder | None = None  # made when something is recorded for the first time
-        self._seen = 0, 0  # what the supervisor's area said at the last look
+        self._recorder: Recorder | None = None  # made at the first recording
+        self._seen = 0, 0  # the gauges of the supervisor's area at the last look
 
     def look(self, telemetry: Telemetry) -> None:
-        """Lets `telemetry` record into the file that the supervisor writes now, or not at all."""
+        """Makes `telemetry` record for the file that the supervisor writes at this moment, or not record."""
         areas, pool = self._instance.memory.areas, self._instance.pool
         number, only = areas.scalars(RECORDING)[SUPERVISOR_AREA], areas.scalars(RECORDED_POOL)[SUPERVISOR_AREA]
         if (number, only) == self._seen:

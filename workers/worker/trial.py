@@ -3,8 +3,8 @@
 The parent forks the child, and kills it after `workers.process.reload.TRIAL_S`. So a plugin that hangs, exits or crashes ends only the
 trial. The copy has the endpoints, metrics and prefix index of the moment of the fork.
 
-If a producer fails open, the configuration is not refused, because the producer's server may be away. Any other exception of a plugin
-refuses it. A plugin that forks, or whose calls take more and more memory, refuses it, too.
+If a producer fails open, the trial accepts the configuration, because the producer's server may be away. The trial refuses the
+configuration if a plugin raises any other exception, forks, or takes more and more memory.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ from workers.worker.setup import WorkerParts
 
 REQUESTS: Final = 128
 WARM: Final = 16  # the first WARM requests fill caches, so memory is measured after them
-LEAK_BYTES: Final = 32 << 20  # if memory grows by more after the first requests, a plugin leaks
+LEAK_BYTES: Final = 32 << 20  # if memory grows by more than this after the first requests, a plugin leaks
 COMPLETIONS: Final = "/v1/completions"
 CHAT: Final = "/v1/chat/completions"
 BODY: Final = b'{"model": "trial", "prompt": "%s", "messages": [{"role": "user", "content": "%s"}], "max_tokens": 8}'
@@ -43,7 +43,7 @@ PROMPT: Final = b"A request that only tries a configuration. " * 20
 
 
 class Unproven(Exception):
-    """Raised if the configuration is refused. The text names the plugin and what it did."""
+    """Raised if the trial refuses the configuration. The text names the plugin and its fault."""
 
 
 class Witness(Faults):
@@ -106,7 +106,7 @@ async def _prove(instance: Instance) -> None:
 
 
 async def _decide(parts: WorkerParts) -> None:
-    """Decides one request and ends its answer. Raises what a plugin raises."""
+    """Decides one request and ends its answer. Raises the exceptions of plugins."""
     app = parts.app
     body = BODY % (PROMPT, PROMPT)
     with contextlib.suppress(Refused):  # no endpoints, no parser for this body, or an admitter refuses
@@ -141,7 +141,7 @@ def _failed(plugin: str, problem: BaseException) -> str:
 
 
 def _children() -> str:
-    """Returns the ids of this process's children; "" if it has none."""
+    """Returns the ids of this process's children, or "" without children."""
     with contextlib.suppress(OSError), open(f"/proc/self/task/{os.getpid()}/children") as children:
         return children.read().strip()
     return ""

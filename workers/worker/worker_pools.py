@@ -3,8 +3,8 @@
     a stream needs a pool ─▶ a thread loads the configuration, one pool after the other ─▶ loop: parts of the pool ─▶ its streams go on
     a word of the parent has moved ─▶ the list of pools, and the configuration of each pool that is loaded (`adoption`)
 
-A pool without requests costs nothing: it has no parts until its first request comes, and a heartbeat costs only the pools that got streams
-since the one before. The first pool is loaded at the start, because streams need some app before their pools are known.
+A pool without requests costs nothing: it has no parts until its first request arrives, and a heartbeat costs time only for pools with new
+streams since the last heartbeat. The first pool is loaded at the start, because streams need some app before their pools are known.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ from workers.worker.extproc.tried_stream import Tryout
 from workers.worker.model_list import ModelList
 from workers.worker.setup import WorkerParts
 
-AGAIN_S: Final = 10.0  # until a pool that could not be loaded is tried again
+AGAIN_S: Final = 10.0  # the time until the next attempt to load a pool after a failure
 
 log = structlog.get_logger()
 
@@ -54,13 +54,14 @@ class WorkerPools:
         streams: Callable[[], Iterable[ExtProcStream]],
         moved: Callable[[], None] = lambda: None,
     ) -> None:
-        """`made`: creates the parts of a pool when its configuration is loaded. `area`: this worker's. `streams` returns all open streams.
+        """`made`: creates the parts of a pool when its configuration is loaded. `area`: the area of this worker. `streams` returns all open
+        streams.
 
-        `moved`: called when other pools are served, perhaps at ports that were not open before.
+        `moved`: called when the served pools change, perhaps with new ports.
         """
         assert instance.choice is not None
         self.choice = instance.choice
-        self.tries = False  # whether a candidate of any pool is tried
+        self.tries = False  # whether any pool has a candidate
         self._instance = instance
         served = ServedView(DocumentReader(instance.layout.documents, instance.memory.documents), len(instance.pools))
         self._models = ModelList(served, instance.credentials.prefix_seed)
@@ -71,7 +72,7 @@ class WorkerPools:
         self._moved = moved
         self._turn = Turn(area)
         self._out = OutOfService(instance.words.out_of_service)
-        self._outs = 0  # changes of it that were seen
+        self._outs = 0  # the number of changes of `_out` seen so far
         # The number of the pool to which the lobby belongs
         self._lobby_of = next((pool for pool in range(len(instance.pools)) if self._out_of_service(pool) is None), 0)
         self._turn.take(self._lobby_of)
@@ -81,13 +82,13 @@ class WorkerPools:
         self._loaded: list[Adoption | None] = [None] * len(instance.pools)
         self._loaded[self._lobby_of] = self._adoption(self._first)
         self._assigned = assigned_view(instance)
-        self._left: list[WorkerParts] = []  # those of pools that are gone; streams may still use them
+        self._left: list[WorkerParts] = []  # the parts of pools that are gone, which streams may still use
         self._retiring: set[asyncio.Task[None]] = set()
         self._used: set[int] = set()  # the pools that got a stream since the last heartbeat
         self._waiting: dict[int, list[Callable[[], None]]] = {}
         self._to_load: deque[int] = deque()
         self._loading: Loading | None = None
-        self._failed: dict[int, float] = {}  # pool -> when it may be tried again, in the loop's time
+        self._failed: dict[int, float] = {}  # pool -> the time of the next attempt to load it, in the loop's time
         self._unsettled: set[int] = set()  # the pools with configurations that change
         self._changes = -1  # until the first `look`
 
@@ -107,7 +108,7 @@ class WorkerPools:
         return None if adoption is None else adoption.tryout
 
     def name_at(self, port: int) -> str:
-        """Returns the name of the pool that has this port; "" without one."""
+        """Returns the name of the pool that has this port, or ""."""
         return self.name(self.choice.of_stream(port, ""))
 
     def name(self, pool: int) -> str:
@@ -135,7 +136,7 @@ class WorkerPools:
         return list(dict.fromkeys([self._first, *used, *self._left]))
 
     def beat(self, now: float) -> None:
-        """Does what is due at a heartbeat, for the pools that got streams since the last one, and those that count what tenants use.
+        """Does the work of a heartbeat, for pools with new streams since the last heartbeat, and for pools that count the use of tenants.
 
         `now`: monotonic seconds.
         """
@@ -145,7 +146,7 @@ class WorkerPools:
                 adoption.beat(now)
 
     def look(self) -> None:
-        """Takes over which pools have which places, and later configurations, if that has changed."""
+        """Takes over changed places of pools, and later configurations."""
         if self._left:
             self._retire()
         if self._out.changes != self._outs:
@@ -161,18 +162,18 @@ class WorkerPools:
         self._load()
 
     def _out_of_service(self, pool: int) -> Refused | None:
-        """Returns the refusal of all requests of a pool that is out of service; None if it is in service."""
+        """Returns the refusal of all requests of a pool that is out of service, or None if the pool is in service."""
         view = self._instance.pools[pool]
         return Refused(Cause.POOL_OUT, view.options.pool_name) if self._out.of(pool, view.number_in_force) is not None else None
 
     def _leave_those_out(self) -> None:
-        """Refuses the requests without a decision of pools that are out of service now."""
+        """Refuses the undecided requests of pools that are out of service."""
         for pool, adoption in enumerate(self._loaded):
             if adoption is not None and (refused := self._out_of_service(pool)) is not None:
                 self._leave(pool, refused)
 
     def woken(self) -> None:
-        """Begins to record, or ends it, for all pools that are loaded."""
+        """Begins or ends recording for all loaded pools."""
         for parts in self.every():
             parts.record()
 
@@ -182,7 +183,9 @@ class WorkerPools:
             await parts.close()
 
     def _of_first(self, view: Instance) -> Instance:
-        """Returns the first pool with its configuration, or if it cannot be loaded, with that of the start: the lobby needs some."""
+        """Returns the first pool with its configuration, or with the configuration of the start if its own cannot be loaded. The lobby
+        needs one.
+        """
         try:
             return of_pool(view)
         except Exception as problem:
@@ -195,7 +198,7 @@ class WorkerPools:
         return Adoption(parts, self._area, self._ordinal, lambda: (stream.app for stream in self._streams()), self._turn)
 
     def _use(self, instance: Instance) -> None:
-        """Takes over which pools have which places. A pool that is gone, or another one, loses its parts."""
+        """Takes over which pools have which places. The old pool of a changed place loses its parts."""
         before, self._instance = self._instance, instance
         assert instance.choice is not None
         self.choice = instance.choice
@@ -207,7 +210,7 @@ class WorkerPools:
         self._moved()
 
     def _leave(self, pool: int, refused: Refused) -> None:
-        """Ends the use of a pool's parts, so that another pool may get its place: its requests without an endpoint are refused."""
+        """Ends the use of a pool's parts, so that another pool may get its place. Refuses the pool's requests without an endpoint."""
         adoption, self._loaded[pool] = self._loaded[pool], None
         if adoption is None:
             return
@@ -223,7 +226,7 @@ class WorkerPools:
 
     def _look_at_words(self) -> None:
         """Follows the list of pools, and finds the pools with changed configurations."""
-        with contextlib.suppress(GenerationLost):  # another list comes
+        with contextlib.suppress(GenerationLost):  # another list follows
             listed = listed_now(self._instance)
             if listed is not self._instance:
                 self._use(listed)
@@ -236,7 +239,7 @@ class WorkerPools:
                 self._unsettled.add(pool)
             else:
                 self._leave(pool, _gone(view))
-                # The next request of the pool gets what is in force.
+                # The next request of the pool loads the configuration in force.
                 show(self._area, replace(view, number=view.number_in_force), view.generations.candidate_number)
 
     def _adopt(self) -> None:
@@ -251,7 +254,7 @@ class WorkerPools:
         if first is not None and first.parts is not self._first:
             before, self._first = self._first, first.parts
             self._lobby = self._first.lobby()
-            if before not in first.every():  # else the adoption retires it
+            if before not in first.every():  # otherwise the adoption retires the parts
                 self._left.append(before)
 
     def _retire(self) -> None:
@@ -266,7 +269,7 @@ class WorkerPools:
             task.add_done_callback(self._retiring.discard)
 
     def _load(self) -> None:
-        """Loads the next pool that is wanted, in a thread: one after the other, so that the loop serves on meanwhile."""
+        """Loads the next wanted pool in a thread, one pool after the other, so that the loop continues to serve."""
         if self._loading is None and self._to_load and not self._turn.taken:
             pool = self._to_load.popleft()
             self._turn.take(pool)
@@ -280,7 +283,7 @@ class WorkerPools:
         try:
             if isinstance(found, BaseException):
                 raise found
-            if found.options.pool_name == view.options.pool_name:  # else another pool has the place meanwhile
+            if found.options.pool_name == view.options.pool_name:  # otherwise another pool has got the place meanwhile
                 self._loaded[pool] = self._adoption(self._made(found))
                 self._unsettled.add(pool)
         except Exception as problem:
@@ -295,7 +298,7 @@ class WorkerPools:
 
 
 def _another(old: Instance, new: Instance) -> bool:
-    """Whether the place of a pool has another one now."""
+    """Returns whether the place of a pool has got another pool."""
     return old.options.pool_name != new.options.pool_name or (old.bundle is not None and new.bundle is None)
 
 

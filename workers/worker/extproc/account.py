@@ -1,15 +1,14 @@
-"""Carries scraped loads from one page to the next by what the picker has in flight: the page, plus what was sent, minus what has ended.
+"""Carries scraped loads forward from one page to the next: the load of the page, plus requests sent, minus requests ended.
 
     page                  running, waiting, KV usage, and the requests in flight when it was asked for
     total now             running + waiting + in flight now - in flight then
     running               the total, up to the batch; waiting: the rest
-    KV usage              that of the page, plus what a running request of the endpoint holds, for each that it runs more (or fewer)
+    KV usage              that of the page, plus (or minus) the usage of one running request for each request that runs more (or fewer)
 
-The batch is what the endpoint ran at the last page with waiting requests. Before there was such a page, it is the largest that any endpoint
-was seen to run.
+The batch is the number of requests that the endpoint ran at the last page with waiting requests. Before such a page, the batch is the
+largest number that any endpoint has run.
 
-A page that is younger than STEP_S counts as it is, and so do carried values of that age: `Candidates` adds what was sent since to the
-waiting requests.
+Pages and carried values younger than STEP_S are used unchanged: `Candidates` adds the requests sent since then to the waiting requests.
 """
 
 from typing import Final, NamedTuple
@@ -34,13 +33,13 @@ class Load(NamedTuple):
 
 
 class Account:
-    """Keeps what has to be known of the last page of each slot."""
+    """Keeps the values of each slot's last page that later calls need."""
 
     def __init__(self, slots: int) -> None:
         self._known = np.zeros((slots, KNOWN))
 
     def carry(self, slots: Slots, generation: Words, page_at: Floats, page: Load, inflight: Floats, now: float) -> Load:
-        """Returns the loads as they are `now`. `slots`: of the endpoints. `page_at`: 0 before the first page."""
+        """Returns the loads at `now`. `slots`: the slots of the endpoints. `page_at`: the times of the pages, 0 before the first page."""
         running, waiting, kv, counted = page
         carried = carry(self._known, slots, generation, page_at, running, waiting, kv, counted, inflight, now, STEP_S)
         return page if carried is None else Load(*carried)

@@ -1,11 +1,12 @@
 """Counts requests and failed answers by endpoint and kind of request, so that the supervisor can compare endpoints.
 
-A kind is a pool, a model, a path and a flow. It gets one of this worker's places when an answer of it fails, and keeps the place until none
-has failed for IDLE_S and another kind needs it. While all places are taken, further kinds are one. `workers.shared.outliers` says what the
-counts are for. Requests without evidence cost nothing: their counting begins when the supervisor watches.
+A kind is a pool, a model, a path and a flow. A kind gets one of this worker's places when one of its answers fails. It keeps the place
+until no answer has failed for IDLE_S and another kind needs the place. While all places are taken, all further kinds count as one kind.
+`workers.shared.outliers` says what the counts are for. Without evidence of failures, requests cost nothing: the counting begins when the
+supervisor watches.
 
-A client that repeats a request which no server can serve, always at the same one, would blame that server. So a failed answer to a request
-that the endpoint has failed before does not count, unless the same request has succeeded meanwhile, anywhere.
+A client that repeats a request which no server can serve, always at the same server, would make that server look faulty. So a failed answer
+to a request that the endpoint has failed before does not count, unless the same request has succeeded meanwhile, anywhere.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,17 +18,19 @@ from epp.request import Request
 from shm.answers import FAILED, SENT, AnswersWriter
 from workers.shared.outliers import CLIENT_ERROR, OTHERS, OUTCOMES, SERVER_ERROR
 
-# how a request was counted when it was sent: not, as one of all kinds, or also as one of its kind
+# how a request was counted when it was sent: not at all, in the sum of all kinds, or also in its own kind
 NOT_COUNTED: Final = 0
 NOTED: Final = 1
 BY_KIND: Final = 2
 IDLE_S: Final = 60.0
-REMEMBERED_MAX: Final = 1024  # failed requests
+REMEMBERED_MAX: Final = 1024  # remembered failed requests
 KIND_MASK: Final = (1 << 63) - 1
 
 
 class AnswerCounts:
-    """Writes the counts of one worker. `watched`: one word; 0: requests need not be counted, because the supervisor has no evidence."""
+    """Writes the counts of one worker. `watched`: one word, which is 0 while the supervisor has no evidence, so that requests need not be
+    counted.
+    """
 
     def __init__(self, writer: AnswersWriter, now: Callable[[], float]) -> None:
         """`now`: returns the time in monotonic seconds."""
@@ -36,13 +39,13 @@ class AnswerCounts:
         self._writer = writer
         self._now = now
         self._places: dict[int, int] = {}  # kind -> its place
-        self._others = -1  # the place of all kinds without a place of their own; -1: not needed yet
+        self._others = -1  # the place of all kinds without their own place, or -1 before the first such kind
         self._failed_at = [-inf] * writer.schema.kinds  # per place, when the last answer of its kind has failed
         # Requests that have failed, by their fingerprints: the slots that have failed them, or None after one has served them.
         self._failed: dict[int, set[int] | None] = {}
 
     def sent(self, request: Request, slots: Sequence[int], pool: int = 0) -> int:
-        """Counts a request that is sent to the endpoints at `slots`. Returns NOTED, or BY_KIND if its kind has a place."""
+        """Counts a request to the endpoints at `slots`. Returns NOTED, or BY_KIND if its kind has a place."""
         place = self._places.get(kind_of(request, pool), self._others)
         for slot in slots:
             if place >= 0:
@@ -51,12 +54,14 @@ class AnswerCounts:
         return BY_KIND if place >= 0 else NOTED
 
     def served(self, fingerprint: int) -> None:
-        """Takes that an answer has not failed."""
+        """Notes that an answer has not failed."""
         if fingerprint in self._failed:
             self._failed[fingerprint] = None
 
     def failed(self, request: Request, slots: Sequence[int], outcome: int, fingerprint: int, counted: int, pool: int = 0) -> None:
-        """Counts a failed answer. `outcome`: an index of OUTCOMES. `counted`: what `sent` has returned; NOT_COUNTED: it was not called."""
+        """Counts a failed answer. `outcome`: an index of OUTCOMES. `counted`: the result of `sent`, or NOT_COUNTED if `sent` was not
+        called.
+        """
         place = self._place(kind_of(request, pool))
         for slot in slots:
             if counted < BY_KIND:
@@ -68,7 +73,7 @@ class AnswerCounts:
             self._writer.count_outcome(outcome, slot)
 
     def _says(self, fingerprint: int, slot: int) -> bool:
-        """Returns whether a failed answer says something about the endpoint, and not only about the request."""
+        """Returns whether a failed answer is evidence against the endpoint, and not only against the request."""
         failed = self._failed
         if len(failed) >= REMEMBERED_MAX and fingerprint not in failed:
             failed.clear()
@@ -80,7 +85,7 @@ class AnswerCounts:
         return not known
 
     def _place(self, kind: int) -> int:
-        """Returns the place of a kind whose answer has failed. If it has none, gives it one."""
+        """Returns the place of a kind whose answer has failed. Gives the kind a place if it has none."""
         now, last = self._now(), len(self._failed_at) - 1
         place = self._places.get(kind, -1)
         if place < 0:
@@ -97,7 +102,7 @@ class AnswerCounts:
 
 
 def kind_of(request: Request, pool: int) -> int:
-    """Returns a number that stands for the kind of a request. It is the same in all workers, because they are forked from one parent."""
+    """Returns a number that stands for the kind of a request. The number is the same in all workers, because one parent has forked them."""
     number = hash((pool, request.target_model, request.path, request.fairness_id)) & KIND_MASK
     return number if number > OTHERS else number + 2
 

@@ -1,4 +1,4 @@
-"""What the ext_proc streams of one worker share.
+"""The objects that the ext_proc streams of one worker share.
 
 `workers.worker.setup` creates an `App` for the first configuration, after the fork, and one for each later configuration. An `App` keeps no
 state of single requests.
@@ -27,7 +27,7 @@ from workers.worker.flow.eviction import Evictions
 from workers.worker.telemetry.request_telemetry import Telemetry
 
 DESTINATIONS_MAX: Final = 16384  # remembered answers with one target
-# Remembered answers with several targets. There are fewer, because every order of the same targets is another entry of 4 KB.
+# Remembered answers with several targets. This limit is lower, because every order of the same targets is another entry of 4 KB.
 SEVERAL_MAX: Final = 1024
 
 
@@ -48,10 +48,9 @@ class StreamPool(EndpointPool, Protocol):
 class Guards:
     """The means by which a worker protects itself from requests and plugins.
 
-    `body_bytes_max`: the longest body in bytes. `hidden_headers`: request headers to ignore and to remove, because clients
-    may have set them.
-    `deciding`: records the request that is decided now, in case it crashes the worker.
-    `on_fault`: receives exceptions of plugins and of our own code.
+    `body_bytes_max`: the longest body in bytes. `hidden_headers`: request headers to ignore and to remove, because clients may have set
+    them. `deciding`: records the request under decision, in case it crashes the worker. `on_fault`: receives exceptions of plugins and of
+    our own code.
     """
 
     def __init__(
@@ -64,8 +63,8 @@ class Guards:
 
 
 class Times(NamedTuple):
-    """The times of a worker. `clock`: of the transport. `now`: returns monotonic seconds. `soon(call, *arguments)`: schedules a call for a
-    later turn of the event loop.
+    """The times of a worker. `clock`: the clock of the transport. `now`: returns monotonic seconds. `soon(call, *arguments)`: schedules a
+    call for a later turn of the event loop.
     """
 
     clock: Clock
@@ -74,13 +73,13 @@ class Times(NamedTuple):
 
 
 class StreamOptions(NamedTuple):
-    """What streams do beyond naming the destination.
+    """Says what streams do besides naming the destination.
 
-    `scores`: whether the answer has the score of each endpoint. `request_phase_only`: whether a stream ends with the answer to its
-    request, so that the response passes without the picker. `receipts`: returns the id of a receipt (`epp.decision.receipt`) for a
-    decision; None if clients get no receipts. `tenants`: finds the tenant of each request; None if no tenants are configured. `pool`: the
-    number of the pool; UNDECIDED for streams without a known pool. `name`: that of one of several pools. `budgets`: counts what
-    tenants use; None in tests. `turns`: those of one of several pools; None if there is only one.
+    `scores`: whether the answer has the score of each endpoint. `request_phase_only`: whether a stream ends with the answer to its request,
+    so that the response passes without the picker. `receipts`: returns the id of a receipt (`epp.decision.receipt`) for a decision; None if
+    clients get no receipts. `tenants`: finds the tenant of each request; None if no tenants are configured. `pool`: the number of the pool;
+    UNDECIDED for streams without a known pool. `name`: the name of one of several pools. `budgets`: counts the use of tenants; None in
+    tests. `turns`: the turns of one of several pools; None if the picker has one pool.
     """
 
     scores: bool = False
@@ -131,7 +130,7 @@ class App:
         self._several: dict[str, codec.Destination] = {}
 
     def scores(self, decision: Decision) -> Mapping[str, float] | None:
-        """Returns the total score of each candidate of the primary profile, by address; None if that profile did not run."""
+        """Returns the total score of each candidate of the primary profile, by address; None if the primary profile did not run."""
         run = decision.runs.get(decision.primary)
         if run is None:
             return None

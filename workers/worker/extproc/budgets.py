@@ -1,15 +1,16 @@
-"""Budgets of tenants in one worker: what a request may use is checked before its decision, and counted as it is used.
+"""Budgets of tenants in one worker: checks the budget before the decision of a request, and counts the use of the request.
 
     enter ─▶ Charge: the prompt, estimated ─▶ came: tokens of a streamed answer, at heartbeats ─▶ answered: as reported ─▶ end
 
-The counts of all workers and replicas are in shared memory (`shm.budgets`). A worker reads those of the others at most every LOOK_S, so
-that a flood of one tenant costs little.
+The counts of all workers and replicas are in shared memory (`shm.budgets`). A worker reads the counts of the others at most every LOOK_S,
+so that a flood of one tenant costs little.
 
 - A prompt counts by the bytes of its body, times the tenant's average of counted prompt tokens per byte. When the server reports tokens,
   the difference is corrected.
-- A streamed answer counts a token per piece, up to what was asked for, until the server reports.
-- A request that gets no endpoint, and one that its server fails, uses no tokens.
-- A request that waits behind all others because its tenant's budget is used up does not count: it takes only what no other request wants.
+- A streamed answer counts one token per piece, up to the requested number, until the server reports the tokens.
+- A request without an endpoint, or with a failed answer, uses no tokens.
+- A request that waits behind all others, because its tenant's budget is used up, does not count: it takes only capacity that no other
+  request wants.
 """
 
 import hashlib
@@ -29,7 +30,7 @@ NEVER: Final = float("-inf")
 
 
 class TenantAccount:
-    """What one tenant uses in this worker, and what is left of its budget."""
+    """The use of one tenant in this worker, and the rest of its budget."""
 
     __slots__ = (
         "_full_requests", "_full_tokens", "_key", "_lapsed_requests", "_lapsed_tokens", "_looked_at", "_other_in_flight", "_other_requests",
@@ -43,14 +44,14 @@ class TenantAccount:
         self._looked_at = NEVER
         self._other_tokens = self._other_requests = 0.0  # what others have used
         self._other_in_flight = 0
-        self._full_tokens = self._full_requests = NEVER  # when others expect the buckets to be full
+        self._full_tokens = self._full_requests = NEVER  # the times at which others expect the buckets to be full
         self._lapsed_tokens = self._lapsed_requests = NEVER
         self.budget = budget
         self.per_byte = per_byte  # counted tokens per byte of a prompt
         self.open = 0  # charges that have not ended
 
     def left(self, now: float) -> Left:
-        """Returns what is left of the budget."""
+        """Returns the rest of the budget."""
         looks = now - self._looked_at > LOOK_S
         if looks:
             self._look(now)
@@ -72,22 +73,22 @@ class TenantAccount:
         return Left(budget, tokens, requests, place.in_flight + self._other_in_flight)
 
     def add(self, tokens: float, requests: int, in_flight: int, now: float) -> None:
-        """Counts what is used, or, below 0, what is given back."""
+        """Counts use; negative numbers give use back."""
         place = self._place
         if place.at == NOWHERE:
             place = self._place = self._row.place(self._key, now)
         place.tokens += tokens
         place.requests += requests
-        place.in_flight = max(0, place.in_flight + in_flight)  # a place that was given away knows less
+        place.in_flight = max(0, place.in_flight + in_flight)  # a reused place has a lower count
         self._row.store(place, now)
 
     def learn(self, size: int, counted: float) -> None:
-        """Learns what the prompt of a body of `size` bytes has counted."""
+        """Learns that the prompt of a body of `size` bytes counted as `counted` tokens."""
         if size > 0:
             self.per_byte += ADAPT * (min(1.0, counted / size) - self.per_byte)
 
     def _look(self, now: float) -> None:
-        """Reads what others have used, and what has lapsed by what they know."""
+        """Reads the use by others, and the use that has lapsed according to them."""
         self._looked_at = now
         place = self._place
         if place.at == NOWHERE:
@@ -104,9 +105,9 @@ class TenantAccount:
 
 
 class Charge:
-    """What one request has used of its tenant's budget so far. `exchange`: its answer; None: it has no endpoint yet.
+    """The use of its tenant's budget by one request so far. `exchange`: its answer; None before it has an endpoint.
 
-    `free`: whether it takes only what no other request wants.
+    `free`: whether the request takes only capacity that no other request wants.
     """
 
     __slots__ = ("_account", "_answer", "_answered", "_budgets", "_correction", "_most", "_prompt", "_size", "exchange", "free")
@@ -117,16 +118,16 @@ class Charge:
         self._budgets = budgets
         self._account = account
         self._size = request.body_bytes
-        self._prompt = prompt  # what has counted of the prompt
-        self._answer = 0.0  # what has counted of the answer
+        self._prompt = prompt  # counted tokens of the prompt
+        self._answer = 0.0  # counted tokens of the answer
         self._most = float("inf") if limit is None else float(max(1, limit) * extent.choices * extent.prompts)
         self._answered = False
-        self._correction = 0.0  # of both, at the end
+        self._correction = 0.0  # the correction of both, at the end
         self.exchange: Exchange | None = None
         self.free = free
 
     def came(self, now: float) -> None:
-        """Counts what has come of a streamed answer since the last call."""
+        """Counts the tokens of a streamed answer since the last call."""
         exchange = self.exchange
         if exchange is None or not exchange.streaming or self._answered or self.free:
             return
@@ -136,7 +137,7 @@ class Charge:
             self._answer = answer
 
     def answered(self, usage: Usage | None, *, failed: bool) -> None:
-        """Notes what the server reports at the end of its answer. `failed`: it has failed the request."""
+        """Notes the tokens that the server reports at the end of its answer. `failed`: whether the answer has failed."""
         exchange = self.exchange
         if self._answered or self.free or exchange is None:
             return
@@ -155,7 +156,7 @@ class Charge:
         self._correction = prompt - self._prompt + answer - self._answer
 
     def end(self, now: float) -> None:
-        """Corrects what was counted, and counts the request as no longer in flight. One that got no endpoint has used nothing."""
+        """Corrects the counts, and counts the request as no longer in flight. A request without an endpoint has used nothing."""
         self._budgets.ended(self)
         account = self._account
         account.open -= 1
@@ -169,7 +170,9 @@ class Budgets:
     """Knows the accounts of all tenants with a budget in one pool of one worker."""
 
     def __init__(self, row: BudgetRow, seed: int, pool: str = "") -> None:
-        """`row`: of this worker. `seed`: the 64-bit seed of prefix hashes. `pool`: the name of the pool; "": it is the only one."""
+        """`row`: the row of this worker. `seed`: the 64-bit seed of prefix hashes. `pool`: the name of the pool, or "" for the only
+        pool.
+        """
         self._row = row
         self._seed = seed
         self._pool = pool
@@ -178,7 +181,7 @@ class Budgets:
         self._per_byte = 1.0 / BYTES_PER_TOKEN
 
     def enter(self, request: Request, tenant: Tenant, budget: Budget) -> Charge:
-        """Counts a request that is about to be decided. Raises Refused if the budget is used up and does not let it wait."""
+        """Counts a request that is about to be decided. Raises Refused if the budget is used up and does not let the request wait."""
         account = self._accounts.get(tenant)
         if account is None:
             account = self._account(tenant, budget, request.now)
@@ -200,7 +203,7 @@ class Budgets:
         self._open.pop(charge, None)
 
     def heartbeat(self, now: float) -> None:
-        """Counts what has come of all answers since the last heartbeat."""
+        """Counts the tokens of all answers since the last heartbeat."""
         for charge in self._open:
             charge.came(now)
 
@@ -213,7 +216,9 @@ class Budgets:
 
 
 def key_of(tenant: str, seed: int, pool: str = "") -> int:
-    """Returns the number that names a pool's tenant in shared memory and to other replicas. Without the seed, it does not tell the name."""
+    """Returns the number that names a pool's tenant in shared memory and to other replicas. Without the seed, the number does not reveal
+    the name.
+    """
     named = hashlib.blake2b(pool.encode(), digest_size=16).digest() if pool else bytes(4)
     key = seed.to_bytes(8, "little") + named
     digest = hashlib.blake2b(tenant.encode("utf-8", "surrogatepass"), digest_size=8, key=key, person=PURPOSE).digest()

@@ -8,8 +8,8 @@
 
 List has the ext_proc service, readiness and liveness, because the endpoint picker protocol demands these three.
 
-The supervisor serves health on a separate port, in plaintext. With `--health-checking` each worker also serves it on the ext_proc
-port, with the same TLS. On that port a worker answers for itself, even while the supervisor is being replaced.
+The supervisor serves health on a separate port, in plaintext. With `--health-checking` each worker also serves it on the ext_proc port,
+with the same TLS. On that port a worker answers itself, even while the supervisor is being replaced.
 
 Check and List are implemented, Watch and all other methods are UNIMPLEMENTED. The messages are read and written without generated
 classes: a request is one string, an answer one enum.
@@ -48,7 +48,7 @@ class Health:
         self._elects = elects
 
     def open(self, path: str, _metadata: Sequence[tuple[bytes, bytes]], stream: Stream) -> Handler | None:
-        """Returns the handler of a new stream; None if `path` is not a method of health."""
+        """Returns the handler of a new stream, or None if `path` is not a method of health."""
         if path == CHECK:
             return _Unary(stream, self.check, self._why)
         if path == LIST:
@@ -116,7 +116,7 @@ class _Unary:
 
 
 def read_service(request: bytes) -> str:
-    """Returns the service that a HealthCheckRequest names: its string field 1, or "" if it has none.
+    """Returns the service that a HealthCheckRequest names: its string field 1, or "" without this field.
 
     If the field occurs several times, the last one counts. Other fields are skipped. Raises ValueError if the message is malformed.
     """

@@ -2,7 +2,7 @@
 
     Pipelines ─▶ Lease: the pipeline of one request, from its body to the end of its answer
         ▲
-        └ leave_out: leaves out a plugin that fails too often (`workers.worker.isolation`)
+        └ leave_out: disables a plugin that fails too often (`workers.worker.isolation`)
 
 The forms of one pipeline are: plain; timed, for a sample of the requests (`Timing`); traced (`Tracer`); and each of these with the
 condition of `Prefer: if-available`. All forms are derived from the current pipeline, so they change together. A stream takes one lease. So
@@ -22,7 +22,7 @@ from workers.worker.telemetry.tracing import Tracer
 
 
 class Used(NamedTuple):
-    """A pipeline, the names of the plugins that are left out of it at present, and of its pool: "" if there is only one."""
+    """A pipeline, the names of its disabled plugins, and the name of its pool: "" if the picker has one pool."""
 
     pipeline: Pipeline
     left_out: tuple[str, ...] = ()
@@ -35,7 +35,7 @@ class Pipelines:
     def __init__(
         self, whole: Pipeline, wrap: Wrap = bare, *, timing: Timing | None = None, tracer: Tracer | None = None, pool: str = ""
     ) -> None:
-        """`timing` times calls; None: no call is timed. `tracer` traces requests; None: no request is traced. `pool`: as in `Used`."""
+        """`timing` times calls; None if no call is timed. `tracer` traces requests; None if no request is traced. `pool`: as in `Used`."""
         self.whole = whole
         self.timing = timing
         self.tracer = tracer
@@ -54,7 +54,7 @@ class Pipelines:
             self.tracer.use(pipeline)
 
     def leave_out(self, names: Collection[str]) -> None:
-        """Leaves these plugins out of the pipeline of all later leases. Without names, uses the whole configured pipeline again."""
+        """Disables these plugins for all later leases. Without names, uses the whole configured pipeline again."""
         if names:
             self.use(compile_pipeline(without(self.whole.wiring, names), self._wrap), sorted(names))
         else:
@@ -77,7 +77,7 @@ class Pipelines:
 
 
 class Lease:
-    """The pipeline that one stream uses. Implements `epp.decision.decide.Lease`. `used`: what the explanation of the decision needs.
+    """The pipeline that one stream uses. Implements `epp.decision.decide.Lease`. `used`: the data for the explanation of the decision.
 
     `traced`: whether the calls are traced. `conditional`: whether the request is refused if the target does not hold its prompt.
     """
@@ -92,6 +92,6 @@ class Lease:
         self.pipeline = pipelines.form(traced, conditional)
 
     def renew(self) -> None:
-        """Takes the pipeline that is current now. Called when a request has waited."""
+        """Switches to the current pipeline. Called when a request has waited."""
         self.used = self._pipelines.current
         self.pipeline = self._pipelines.form(self._traced, self._conditional)

@@ -4,8 +4,8 @@ A snapshot is rebuilt when the table's epoch has moved, at most once per millise
 become stale even while the supervisor writes nothing. The load in flight is read again for each decision. Loads of older pages are carried
 on to the time of the snapshot (`account`).
 
-If the picker has several pools, only the rows from the first to the last one of the pool are read, and a snapshot stays until they change.
-It also stays while the pool is idle: its pages are fresh, and as many requests are in flight as at the pages.
+If the picker has several pools, a worker reads only the rows from the first to the last endpoint of the pool, and keeps a snapshot until
+these rows change. A snapshot also stays while the pool is idle: its pages are fresh, and as many requests are in flight as at the pages.
 """
 
 import ipaddress
@@ -59,7 +59,7 @@ class Failures(NamedTuple):
     shadow: Callable[[Profile, Exception], None]
 
 
-IGNORED: Final = Failures(_ignore, _ignore, _ignore)  # of a process that decides no requests
+IGNORED: Final = Failures(_ignore, _ignore, _ignore)  # for a process that decides no requests
 
 
 class SharedPool:
@@ -111,9 +111,9 @@ class SharedPool:
         self._subsets: dict[tuple[str, ...], Mask] = {}
         self._subset_entries = 0
         self._first = self._used = 0  # the slot with which the copy of the table begins, and its length
-        self._slots: Any = slice(0)  # of the endpoints, counted from the first one
-        self._scattered: Any = None  # the same; None if they are all slots of the copy, in order
-        # Of one of several pools: the time until which the snapshot may stand, and the requests in flight that its values include.
+        self._slots: Any = slice(0)  # the slots of the endpoints, counted from the first slot
+        self._scattered: Any = None  # the same, or None if the endpoints are all slots of the copy, in order
+        # With several pools: the time until which the snapshot may stay, and the requests in flight that its values include.
         self._until = 0.0
         self._counted: Floats = np.zeros(0)
         self._snapshot = self._build(now())
@@ -145,7 +145,9 @@ class SharedPool:
         self._snapshot = self._build(self.now())
 
     def reloaded(self, candidates: Candidates) -> Candidates:
-        """Returns the same candidates with the current load, because a request that has waited must see what was routed meanwhile."""
+        """Returns the same candidates with the current load, because a request that has waited must see the requests that were routed
+        meanwhile.
+        """
         slots = candidates.snapshot.endpoint_list.slots
         return self._loaded(candidates.snapshot, 0, int(slots.max()) + 1, slots, candidates.rows)
 
@@ -168,13 +170,13 @@ class SharedPool:
         return Candidates(snapshot, inflight, tokens, rows, others)
 
     def _stands(self, now: float) -> bool:
-        """Whether a snapshot that is made `now` would equal the present one."""
+        """Returns whether a snapshot made at `now` would equal the present snapshot."""
         if now > self._until or self._copy is None or self._moved(self._copy):
             return False
         return bool((self._areas.inflight(self._used, self._first)[self._slots] == self._counted).all())
 
     def _moved(self, copy: TableCopy) -> bool:
-        """Whether the endpoints or their rows have changed since `copy`."""
+        """Returns whether the endpoints or their rows have changed since `copy`."""
         if self._endpoints.pool is None:
             return self._table.epoch() != copy.epoch
         return self._endpoints.outdated or self._table.moved(self._first, copy)
@@ -182,7 +184,7 @@ class SharedPool:
     def _copied(self) -> TableCopy:
         """Copies the table, or the rows from the first to the last endpoint of this pool."""
         view, before = self._endpoints, self._copy
-        if view.pool is None:  # the document comes second: if it changes meanwhile, the epoch moves, too
+        if view.pool is None:  # read the document after the table: if the document changes meanwhile, the epoch moves, too
             return self._table.copy(before)
         view.current()
         first, end = view.span()
@@ -205,7 +207,7 @@ class SharedPool:
         for name, index, reported in self._reported:
             column = copy.column(index)[slots]
             values[name] = column if reported is None else np.where(reported, column, np.nan)
-        counted = page = np.ascontiguousarray(copy.inflight_at_scrape[slots])  # kernels read it for each request
+        counted = page = np.ascontiguousarray(copy.inflight_at_scrape[slots])  # kernels read this array for each request
         if ages.max(initial=0.0) > STEP_S:
             counted = self._carried(values, counted, now)
         for name in self._unwanted:
@@ -318,7 +320,7 @@ def subset_mask(subset: Subset, endpoints: Sequence[Endpoint]) -> Mask:
 
 
 def _canonical(entry: str) -> tuple[str, int | None]:
-    """Returns (host, port) of a subset's entry; the port is None if the entry has none. Returns NO_ADDRESS if the entry is malformed.
+    """Returns (host, port) of a subset's entry; the port is None if the entry names no port. Returns NO_ADDRESS if the entry is malformed.
 
     The colons of an IPv6 address without brackets are no sign of a port.
     """
@@ -339,7 +341,7 @@ def _canonical(entry: str) -> tuple[str, int | None]:
 
 
 def _host(text: str) -> str:
-    """Returns the canonical form of a host, because an IPv6 address can be written in several ways; "" if it is malformed."""
+    """Returns the canonical form of a host, because an IPv6 address has several spellings. Returns "" if the host is malformed."""
     if ":" not in text:
         return text.lower()
     try:

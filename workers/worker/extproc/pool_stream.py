@@ -24,19 +24,21 @@ from workers.worker.extproc.tried_stream import TriedStream, Tryout, open_tried
 
 
 class Pools(Protocol):
-    """The pools of one worker. A pool is its number in `choice`. `tries`: whether a candidate of any pool is tried."""
+    """The pools of one worker. The number of a pool in `choice` stands for the pool. `tries`: whether any pool has a candidate."""
 
     choice: PoolChoice
     tries: bool
 
     def app(self, pool: int) -> App | None:
-        """Returns the app of this pool; None if it is not loaded yet."""
+        """Returns the app of this pool, or None if the pool is not loaded yet."""
 
     def tryout(self, pool: int) -> Tryout | None:
-        """Returns the trial of the candidate of this pool; None without one."""
+        """Returns the tryout of this pool's candidate, or None without a candidate."""
 
     def wanted(self, pool: int, then: Callable[[], None]) -> None:
-        """Loads the pool, and calls `then` afterwards, in a later turn. Raises Refused if it could not be loaded a short time ago."""
+        """Loads the pool, and calls `then` afterwards, in a later turn. Raises Refused if the last attempt to load the pool failed a short
+        time ago.
+        """
 
     def name(self, pool: int) -> str:
         """Returns the name of the pool; "" for UNDECIDED."""
@@ -45,14 +47,15 @@ class Pools(Protocol):
         """Returns an app for streams whose pool is not known or not loaded yet."""
 
     def models(self, headers: codec.Headers, message: bytes) -> bytes:
-        """Returns the framed answer that lists the models of all pools (`epp.protocol.models.listed`). `message`: that with the headers.
+        """Returns the framed answer that lists the models of all pools (`epp.protocol.models.listed`). `message`: the message with the
+        headers.
 
         Raises Refused if no pool knows the client's tenant.
         """
 
 
 def open_pooled(pools: Pools, path: str, metadata: Metadata, stream: Stream) -> Handler | None:
-    """Returns the handler of a new stream; None if `path` is not the ext_proc method."""
+    """Returns the handler of a new stream, or None if `path` is not the ext_proc method."""
     if path != PATH:
         return None
     pool = pools.choice.of_stream(stream.port(), stream.authority)
@@ -97,7 +100,7 @@ class PooledRequestPhase(RequestPhase):
         super().on_headers(stream, message, start, end)
 
     def _found(self, stream: Shell, app: App, message: bytes) -> None:
-        """Gives the stream to its pool. `message`: the one with the headers."""
+        """Gives the stream to its pool. `message`: the message with the headers."""
         stream.app = app
         if isinstance(stream, TriedStream):
             stream.enter(self.pools.tryout(self.pool), message)
@@ -111,7 +114,7 @@ class PooledRequestPhase(RequestPhase):
     def _body_complete(self, stream: Shell) -> None:
         if self._head is None or self.body_bytes > LONG_BODY:
             super()._body_complete(stream)
-        else:  # the turns of the lobby are those of another pool
+        else:  # the lobby has the turns of another pool
             self._start_deciding(stream)
 
     def _route_without_body(self, stream: Shell) -> None:
@@ -147,7 +150,7 @@ class PooledRequestPhase(RequestPhase):
         self._plain = None
 
     def _enter(self, stream: Shell, body: bytes | memoryview) -> None:
-        """Finds the pool, by the model in `body` if nothing else has said it. Decides as soon as the pool is loaded. Raises Refused."""
+        """Finds the pool, by the model in `body` if the pool is still unknown. Decides as soon as the pool is loaded. Raises Refused."""
         if self.pool == UNDECIDED:
             self.pool = self.pools.choice.of_model(model_of(body))
         app = self.pools.app(self.pool)
@@ -167,6 +170,6 @@ class PooledRequestPhase(RequestPhase):
 
 
 def _unpacked(body: bytes) -> Unpacking:
-    """Returns a body that was decompressed already, as one that needs no further part."""
+    """Returns a decompressed body in the form of a compressed body without further parts."""
     yield from ()
     return body

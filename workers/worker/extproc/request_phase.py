@@ -3,8 +3,8 @@
     headers ─▶ pieces of the body ─▶ unpack ─▶ intake ─▶ decide ─▶ answer: headers, then the pieces unchanged
                                        └ for a long body, other streams get a turn of the loop between the steps
 
-This module steps the coroutine `decide` itself. That takes 0.4 us per request, a task would take 3.1 us. The coroutine either ends at once
-or yields a future, and the callback of that future steps the coroutine again. If the stream is given up, the coroutine is closed.
+This module steps the coroutine `decide` itself. This takes 0.4 us per request, while a task would take 3.1 us. The coroutine either ends at
+once or yields a future, and the callback of that future steps the coroutine again. If the stream is given up, the coroutine is closed.
 """
 
 import uuid
@@ -64,17 +64,17 @@ class RequestPhase:
     def __init__(self) -> None:
         self._headers = NO_HEADERS
         self.pieces: list[Piece] = []
-        self._hash: xxh3_64 | None = None  # of the pieces so far; None while there is none, or only one
+        self._hash: xxh3_64 | None = None  # the hash of the pieces so far; None for at most one piece
         self._small = 0  # the number of small pieces since the last piece that is not small
         self._subset: Sequence[str] | None = None
         self._tenant: Tenant | None = None  # None if no tenants are configured
         self._trailers = False
-        self._uncounted = 0  # bytes of the piece that completed the body: the transport counts only those before it as held
+        self._uncounted = 0  # bytes of the piece that completed the body, because the transport counts only earlier bytes as held
         self._place = 0  # the index of the parser's call in `Pipeline.parses`
         self._coroutine: Coroutine[Any, Any, Decision] | None = None
         self.body_bytes = 0
         self.buffered = 0  # the body mode if the gateway buffers the body, else 0; see `epp.protocol.codec.modes`
-        self.gateway: GatewayContext | None = None  # the gateway's trace context; None without one, or if traces are off
+        self.gateway: GatewayContext | None = None  # the gateway's trace context, or None, also if traces are off
         self.parser: Parser | None = None
         self.restorer: ModelRestorer | None = None
         self._renamed: bytes | None = None  # the whole body after its model or salt was changed; None if `pieces` are the client's
@@ -98,7 +98,7 @@ class RequestPhase:
             self._route_without_body(stream)
 
     def identify(self, stream: Shell, message: bytes, start: int, end: int) -> None:
-        """Reads the headers: hides those that do not count, begins the trace, and finds the tenant. Raises Refused."""
+        """Reads the headers: hides the headers to ignore, begins the trace, and finds the tenant. Raises Refused."""
         app = stream.app
         hidden = app.guards.hidden_headers
         headers = codec.Unseen(message, start, end, hidden) if hidden else codec.Headers(message, start, end)
@@ -119,7 +119,9 @@ class RequestPhase:
         return f"request {number} of client {client}"
 
     def pool_of(self, app: App) -> tuple[int, str]:
-        """Returns number and name of the pool; UNDECIDED and "" if it is not known yet. An only pool has the name ""."""
+        """Returns number and name of the pool; UNDECIDED and "" if the pool is not known yet. If the picker has one pool, its name is
+        "".
+        """
         return app.number, app.name
 
     def _take_modes(self, stream: Shell, message: bytes, last: bool) -> None:
@@ -237,7 +239,9 @@ class RequestPhase:
             deciding.word[0] = 0
 
     def _packed(self, stream: Shell, body: bytes | memoryview) -> Unpacking | None:
-        """Returns the compressed body, to be decompressed in parts; None if it is not compressed, or in a way that we do not know."""
+        """Returns the compressed body, to be decompressed in parts. Returns None if the body is not compressed, or if its encoding is
+        unknown.
+        """
         return body_slices(body, self._headers.get(CONTENT_ENCODING) or "", stream.app.guards.body_bytes_max)
 
     def _unpack(self, stream: Shell, packed: Unpacking, then: Callable[[Shell, bytes], None]) -> None:
@@ -253,7 +257,7 @@ class RequestPhase:
 
     def _read_plain(self, stream: Shell, body: bytes) -> None:
         assert stream.request is not None
-        stream.request.body_bytes = len(body)  # it is kept while the request waits in a queue
+        stream.request.body_bytes = len(body)  # the body is kept while the request waits in a queue
         self._read(stream, body, unpacked=True)
 
     def _read(self, stream: Shell, body: bytes | memoryview, *, unpacked: bool = False) -> None:
@@ -293,7 +297,7 @@ class RequestPhase:
 
     @property
     def open(self) -> bool:
-        """Whether `give_up` has anything to drop."""
+        """Whether `give_up` can drop a request."""
         return self._coroutine is not None or bool(self.pieces)
 
     def give_up(self) -> None:
@@ -304,7 +308,7 @@ class RequestPhase:
         self.pieces.clear()
 
     def _change(self, renamed: Renamed, *, unpacked: bool) -> None:
-        """Notes what to send on instead of the body: text to insert into the first piece, or else another whole body."""
+        """Notes what to send instead of the body: text to insert into the first piece, or another whole body."""
         self.restorer = renamed.restorer
         _, _, _, begin, stop = self.pieces[0]
         same = not (unpacked or self.buffered or renamed.restorer is not None)
@@ -328,7 +332,7 @@ class RequestPhase:
         if self.restorer is not None:
             decision.removed_headers += REMOVED
         elif self._renamed is not None and self._headers.mentions(ENCODED):
-            decision.removed_headers += (CONTENT_ENCODING,)  # the body goes on unpacked
+            decision.removed_headers += (CONTENT_ENCODING,)  # the body is passed on unpacked
         if isinstance(self._headers, codec.Unseen):
             decision.removed_headers += self._headers.removed()
             if self._tenant is not None and self._tenant.objectives and not self._tenant.may_send(self._headers):
@@ -385,7 +389,7 @@ def _joined(pieces: Sequence[Piece]) -> bytes:
 
 
 def _send_body(stream: Shell, pieces: Sequence[Piece], inserted: tuple[int, bytes], *, ends: bool) -> None:
-    """Passes on the pieces of a body. `inserted`: a place in the bytes of the first one, and what to insert there. `ends`: whether no
+    """Passes on the pieces of a body. `inserted`: a position in the bytes of the first piece, and the text to insert. `ends`: whether no
     trailers follow.
     """
     at, text = inserted

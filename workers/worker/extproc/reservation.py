@@ -1,4 +1,4 @@
-"""Counts what one routed request is for its endpoints: their load while it is in flight, and how they answered it."""
+"""Counts one routed request for its endpoints: their load while it is in flight, and the result of its answer."""
 
 from typing import Final
 
@@ -24,7 +24,7 @@ class Reservation:
     __slots__ = ("_app", "_counted", "_failed", "_fingerprint", "_request", "_slot", "secondary", "ticket", "victim")
 
     def __init__(self, app: App, ticket: Ticket | None, request: Request | None, fingerprint: int) -> None:
-        """`request`: None for a request that is no inference request. `fingerprint`: of the request."""
+        """`request`: None for a request that is no inference request. `fingerprint`: the fingerprint of the request."""
         self._app = app
         self._request = request
         self._fingerprint = fingerprint
@@ -36,7 +36,7 @@ class Reservation:
         self.victim: Victim | None = None  # the request's entry in in-flight eviction; None if it cannot be evicted
 
     def place(self, decision: Decision) -> None:
-        """Counts the request at its endpoints. If this raises, `release` takes back what was counted until then."""
+        """Counts the request at its endpoints. If this raises, `release` takes the counts back."""
         app, slot = self._app, decision.targets[0].slot
         others: tuple[int, ...] = ()
         if len(decision.runs) > 1:

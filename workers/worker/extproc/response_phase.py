@@ -129,14 +129,14 @@ class ResponsePhase:
     ) -> Mapping[str, str] | None:
         """Returns the headers that plugins add to the response; None if no plugin was called. Raises ProtocolViolation.
 
-        `status`: "" if the headers are still to be read for it.
+        `status`: "" if the status must still be read from the headers.
         """
         status = status or headers.find(STATUS_NEEDLE) or ""
         if headers.problem is not None:
             raise headers.problem
         if status >= ERROR_STATUS:
             stream.error = MODEL_SERVER_ERROR
-        # Gateways can be told to leave the status out (Envoy: forward_rules). Then headers and a body are a success.
+        # A gateway may be configured to omit the status (Envoy: forward_rules). Then headers and a body count as success.
         number = OK if status in (OK_TEXT, "") else _number(status)
         if self._reservation is not None and number:
             # A server dates its answers (RFC 9110, 6.6.1). When a connection fails, the gateway answers by itself, and its answer has no
@@ -184,7 +184,9 @@ class ResponsePhase:
             self._chunk_seen(stream, empty=empty)
 
     def _pass_on(self, stream: Shell, message: bytes, payload: tuple[int, int], data: tuple[int, int], last: bool) -> None:
-        """Sends one piece of the answer on. The piece stays unchanged unless the model was renamed. The last one has plugins' metadata."""
+        """Sends one piece of the answer on. The piece stays unchanged unless the model was renamed. The last piece carries the plugins'
+        metadata.
+        """
         (start, end), (begin, stop) = payload, data
         metadata = _metadata(stream, self._response) if last else b""
         restorer = self._restorer
@@ -202,7 +204,9 @@ class ResponsePhase:
             stream.transport.send_parts(codec.body_pieces(piece, last, request=False, metadata=metadata))
 
     def _chunk_seen(self, stream: Shell, *, empty: bool) -> None:
-        """Calls the streaming plugins for a chunk. After the first chunk that is not empty, only those that want every chunk are called."""
+        """Calls the streaming plugins for a chunk. After the first chunk that is not empty, calls only the plugins that want every
+        chunk.
+        """
         pipeline, request, decision = self._pipeline, self._request, self._decision
         assert pipeline is not None
         assert request is not None
@@ -242,7 +246,7 @@ class ResponsePhase:
         stream.fault(problem)
 
     def _usage(self, stream: Shell, exchange: Exchange) -> Usage | None:
-        """Returns the usage that the scanner has found, bounded by what the request can have cost; None: none."""
+        """Returns the usage that the scanner has found, bounded by the possible use of the request, or None without usage."""
         request, decision = self._request, self._decision
         if self.scanner is None or request is None or decision is None:
             return None
@@ -270,7 +274,7 @@ class ResponsePhase:
             exchange.usage = self._usage(stream, exchange)
             self._empty = not exchange.size and self.scanner is not None and self._status() == OK
             if self._empty and self._reservation is not None:
-                self._reservation.fail(EMPTY)  # there ought to be tokens
+                self._reservation.fail(EMPTY)  # the answer should have had tokens
         self._whole = True
         stream.finish()
 
@@ -312,7 +316,7 @@ class ResponsePhase:
             stream.app.telemetry.ended(exchange, self._request, self._decision, self._status())
 
     def _status(self) -> int:
-        """Returns the status of the answer; 0 if there was none."""
+        """Returns the status of the answer, or 0 without a status."""
         return self._response.status if self._response is not None else OK if self._begun_at else 0
 
     def _answered(self, stream: Shell, request: Request, decision: Decision, pipeline: Pipeline, usage: Usage | None) -> None:
@@ -359,7 +363,9 @@ def _served_by(gateway: Mapping[str, object] | None, decision: Decision, reserva
 
 
 def _metadata(stream: Shell, response: Response | None) -> bytes:
-    """Returns the metadata that plugins have set, encoded; empty: none. Metadata that cannot be sent do not disturb the answer."""
+    """Returns the metadata that plugins have set, encoded; empty without metadata. Metadata that cannot be encoded do not disturb the
+    answer.
+    """
     if response is None or not response.metadata:
         return b""
     try:
@@ -370,7 +376,7 @@ def _metadata(stream: Shell, response: Response | None) -> bytes:
 
 
 def _number(status: str) -> int:
-    """Returns the status as a number; 0 if it is none."""
+    """Returns the status as a number, or 0 if it is no number."""
     return int(status) if len(status) == STATUS_DIGITS and status.isascii() and status.isdecimal() else 0
 
 

@@ -28,7 +28,7 @@ class Shedding(Open):
         return HOLDS_NOTHING
 
     def check(self, request: Request) -> None:
-        """Raises Refused if the endpoints that this request may use are full, or if there are none."""
+        """Raises Refused if the endpoints that this request may use are full, or if the request may use no endpoint."""
         candidates = self._pool.candidates(request.subset)
         if not len(candidates) or self._detector.saturation(candidates) >= FULL:
             raise Refused(Cause.SHED)

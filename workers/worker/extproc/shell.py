@@ -1,9 +1,9 @@
-"""What the two phases of an ext_proc stream share: the state of the stream, the request, and the ways in which a stream ends.
+"""The common part of the two phases of an ext_proc stream: the state of the stream, the request, and the ways in which a stream ends.
 
 `workers.worker.extproc.stream` has the subclass. Every exception during the work for a stream goes to `stopped`.
 
-Two things always hold. Every stream answers its request exactly once: with a target, with an error, or by ending. What a decision has
-reserved is released exactly once, however the stream ends.
+Two rules always hold. Every stream answers its request exactly once: with a target, with an error, or by ending. Every stream releases the
+reservation of its decision exactly once, in each kind of end.
 """
 
 from collections.abc import Callable
@@ -55,7 +55,7 @@ class Shell:
         self.received_at = app.clock.now
         self.request: Request | None = None  # set when the body is complete
         self.lease: Lease | None = None  # set when the body is complete
-        self.charge: Charge | None = None  # what it uses of its tenant's budget; None without one
+        self.charge: Charge | None = None  # the use of its tenant's budget, or None without a budget
         self.fingerprint = 0  # the body's fingerprint, see `workers.shared.query_of_death`
 
     # Work.
@@ -88,11 +88,11 @@ class Shell:
 
     @property
     def pool_name(self) -> str:
-        """The name of the pool; "" if it is not known yet, or if there is only one."""
+        """The name of the pool; "" if the pool is not known yet, or if the picker has one pool."""
         raise NotImplementedError
 
     def too_much_held(self) -> Refused:
-        """Returns the refusal of this request for the bytes of bodies that are held. It names the pool if there are several."""
+        """Returns the refusal of this request because of the held bytes of bodies. The text names the pool if there are several pools."""
         name = self.pool_name
         return Refused(Cause.BODIES_HELD, f" by pool '{name}'" if name else "", retry_after_s=BODIES_RETRY_S)
 

@@ -48,7 +48,7 @@ class ExtProcStream(Shell):
     __slots__ = ("request_phase", "response_phase")
 
     def __init__(self, app: App, transport: Stream, metadata: Metadata, phase: RequestPhase | None = None) -> None:
-        """`metadata`: the names and values that the gateway sent with the call. `phase`: None: one of a stream with a known pool."""
+        """`metadata`: the names and values that the gateway sent with the call. `phase`: None for a stream with a known pool."""
         super().__init__(app, transport)
         self.request_phase = RequestPhase() if phase is None else phase
         if app.pipelines.tracer is not None:
@@ -150,7 +150,7 @@ class ExtProcStream(Shell):
         reservation = Reservation(app, decision.ticket, request, self.fingerprint)
         pipeline = self.lease.pipeline if self.lease is not None else None
         answer = ResponsePhase(request, decision, pipeline, phase.parser, reservation, phase.restorer)
-        self.response_phase = answer  # from here on, `finish` releases what the decision holds, whatever fails below
+        self.response_phase = answer  # from here on, `finish` releases what the decision holds, also after a failure below
         reservation.place(decision)
         phase.send_answer(self, decision)
         self.state = ROUTED
@@ -177,7 +177,8 @@ class ExtProcStream(Shell):
     def unfinished(self) -> int:
         """Returns how many bytes the request holds if it is incomplete, or waits with a long body; otherwise -1.
 
-        With several pools, it may wait with a body of any length: else a pool could keep any number of bytes in short ones.
+        With several pools, waiting requests with short bodies count, too, because otherwise a pool could hold any number of bytes in short
+        bodies.
         """
         least = LONG_BODY if self.app.turns is None else 0
         if self.state == DECIDING and self.request_phase.kept > least:
@@ -193,7 +194,7 @@ class ExtProcStream(Shell):
 
     @property
     def pool(self) -> int:
-        """The number of the pool; UNDECIDED if it is not known yet."""
+        """The number of the pool, or UNDECIDED if the pool is not known yet."""
         return self.request_phase.pool_of(self.app)[0]
 
     @property
@@ -236,8 +237,8 @@ class ExtProcStream(Shell):
     def evict(self) -> bool:
         """Ends the request in favour of a more important one. Returns False if its answer is already over.
 
-        If the answer's headers have not come yet, the client gets our error answer. If they have, the gateway cuts the answer off.
-        Either way the model server stops working for the request.
+        Before the answer's headers, the client gets an error answer of the picker. After the headers, the gateway cuts the answer off. In
+        both cases the model server stops working for the request.
         """
         if self.state not in (ROUTED, RESPONDING):
             return False

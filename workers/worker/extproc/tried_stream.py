@@ -1,10 +1,10 @@
-"""Streams for the time in which a candidate configuration is tried beside the configuration in force.
+"""Serves streams while there is a candidate beside the configuration in force.
 
     open_tried ─▶ TriedStream ── headers ─▶ share: which app decides the request ── its end ─▶ figures of that configuration
                                    └ share 0: after the real decision, the candidate decides a copy of the request (`Tryout.shadow`)
 
-Such streams exist only while a candidate is tried, so requests cost nothing more at other times. The app that is chosen when the headers
-come (`Tryout.chosen`) serves the stream to its end.
+Such streams exist only while there is a candidate, so at other times requests cost no more. `Tryout.chosen` chooses the app when the
+headers arrive, and this app serves the stream to its end.
 
 A shadow has no effect: it calls no plugin that admits, sends or follows requests. So the candidate does not learn from its own decisions.
 """
@@ -54,10 +54,11 @@ class Tryout:
         self._bare: tuple[Pipeline, Pipeline] | None = None
 
     def chosen(self, headers: codec.Headers, tenant: str = "") -> bool:
-        """Whether the candidate decides the request with these headers. `tenant`: its name; "" if no tenants are configured.
+        """Returns whether the candidate decides the request with these headers. `tenant`: the name of its tenant, or "" if no tenants are
+        configured.
 
-        The choice follows from the tenant, or else the fairness id, if the share is by flow; otherwise, or without one, from the request's
-        id.
+        If the share is by flow, the tenant determines the choice, or else the fairness id. Otherwise, or without both, the request's id
+        does.
         """
         share = self._share
         if not share.millionths:
@@ -69,7 +70,8 @@ class Tryout:
     def copy(self, request: Request) -> Request | None:
         """Copies the request for a shadow decision. To be called before the real decision is answered, which drops the prompt.
 
-        Returns None if the candidate decides a share itself, and so makes no shadow decisions, or if too many of them are under way.
+        Returns None if the candidate decides a share itself, and so makes no shadow decisions, or if too many shadow decisions are under
+        way.
         """
         if self._share.millionths or self._waiting >= SHADOWS_MAX:
             return None
@@ -127,7 +129,9 @@ def without_effects(pipeline: Pipeline) -> Pipeline:
 
 
 def same(real: Decision, candidate: Decision) -> bool:
-    """Whether the candidate chose the same endpoint, or gives the endpoint of the real decision the same score as its own choice."""
+    """Returns whether the candidate chose the same endpoint, or gives the endpoint of the real decision the same score as its own
+    choice.
+    """
     if real.targets[0].address == candidate.targets[0].address:
         return True
     run, other = real.runs.get(real.primary), candidate.runs.get(candidate.primary)
@@ -164,7 +168,7 @@ class TriedStream(ExtProcStream):
         super().message(message)
 
     def enter(self, tryout: Tryout | None, message: bytes) -> None:
-        """Takes that the pool is known. `tryout`: of its candidate; None without one. `message`: the one with the headers."""
+        """Notes that the pool is known. `tryout`: the tryout of its candidate, or None. `message`: the message with the headers."""
         self._tryout = tryout
         if tryout is not None:
             self._choose(tryout, message)
@@ -190,7 +194,7 @@ class TriedStream(ExtProcStream):
             return
         try:
             copy = tryout.copy(request) if request is not None else None
-        except Exception as problem:  # no request depends on a tryout
+        except Exception as problem:  # a fault of a tryout must not affect the request
             self.fault(problem)
         super().decided(decision)
         try:
@@ -219,7 +223,7 @@ class TriedStream(ExtProcStream):
         exchange = answer.exchange if answer is not None else None
         if exchange is not None:
             first_s, usage = exchange.first_s, exchange.usage
-            # If the gateway gave up before the first token, that token would have taken at least this long.
+            # If the gateway gave up before the first token, the token would have taken at least this long.
             if self._cut and first_s != first_s:
                 first_s = self.app.now() - self.received_at
             tryout.figures.ended(self._tried, failed=bool(self.error), first_token_s=first_s, usage=usage)

@@ -1,4 +1,4 @@
-"""Lets work take turns: parts of it run one after the other, for a slice of each turn of the event loop. What else waits runs in between.
+"""Runs parts of work one after the other, for a slice of each turn of the event loop. Other work runs in between.
 
     bodies    parts of the work for long bodies. Many of them can be complete at the same time. In one turn, the work for all could take
               seconds: other streams would wait, and the parent would take the worker for a hung one
@@ -32,7 +32,9 @@ class Turns:
         self._scheduled = False
 
     def takes(self, now: float) -> bool:
-        """Returns whether work may begin at once, and takes that it does: nothing waits, and none has begun so for GAP_S."""
+        """Returns whether work may begin at once, and notes that it begins. Work may begin at once if no part waits, and if no work has
+        begun at once for GAP_S.
+        """
         if self._waiting or now - self._begun_at < GAP_S:
             return False
         self._begun_at = now

@@ -75,7 +75,9 @@ class Evictions:
         self._publish()
 
     def track(self, request: Request, now: float, revoke: Callable[[], bool]) -> Victim | None:
-        """Adds a request that was sent to a server. Returns None if it cannot be evicted. `revoke` ends it and answers its client."""
+        """Adds a request that was sent to a server. Returns None if the request cannot be evicted. `revoke` ends the request and answers
+        its client.
+        """
         victim = self._victims.track(FlowKey(request.fairness_id, request.priority), now, revoke)
         if victim is not None:
             try:

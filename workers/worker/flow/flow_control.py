@@ -4,7 +4,7 @@
               turn          ▲   ▲      enqueue_and_wait          └───────── PoolProbe ──▶ pool, detector
     ticket: placed, done ───┘   └ woken: an eventfd, or every LOOK_S while requests wait; sweep: the next deadline
 
-A request that does not wait creates nothing here but its ticket. While requests wait there are two timers. One checks every LOOK_S for
+For a request that does not wait, flow control creates only a ticket. While requests wait there are two timers. One checks every LOOK_S for
 room that no other process has reported, and the other ends requests at their deadlines. At other times there is at most one timer, which
 removes idle flows.
 
@@ -39,7 +39,7 @@ SWEEP_S: Final = 0.1  # the longest time between sweeps while requests wait
 
 
 class FlowTicket:
-    """The ticket of a request that may be scheduled. `done` tells the controller that the request has ended, whatever came of it."""
+    """The ticket of a request that may be scheduled. `done` tells the controller that the request has ended, with any outcome."""
 
     __slots__ = ("_controller", "_placed", "waited")
 
@@ -63,7 +63,7 @@ class FlowTicket:
 
 
 class QueuedRequest(FlowTicket):
-    """One request that has to wait. It is both the item that the controller queues (`epp.request.flows.Item`) and the ticket that `turn`
+    """One request that must wait. It is both the item that the controller queues (`epp.request.flows.Item`) and the ticket that `turn`
     returns.
 
     Policies read the request from the item.
@@ -78,7 +78,7 @@ class QueuedRequest(FlowTicket):
         self.bytes = request.body_bytes
         self.ttl_s = request.ttl_s
         self.entered_at = now
-        self.block = 0  # the block of the series table in which the request counts while it waits
+        self.block = 0  # the block of the series table that counts the request while it waits
 
 
 class PassedRequest:
@@ -156,7 +156,7 @@ class FlowControl:
     # Calls of streams.
 
     def enter(self, request: Request) -> Ticket | None:
-        """Returns the request's ticket; None: it has to wait."""
+        """Returns the request's ticket, or None if the request must wait."""
         now = self._now()
         if not self._controller.passes(request.priority, now):
             return None
@@ -180,7 +180,7 @@ class FlowControl:
         except GeneratorExit:
             self._count_undispatched(queued, Outcome.EVICTED_CONTEXT_CANCELLED)
             raise
-        except BaseException:  # only a bug raises anything else
+        except BaseException:  # only a bug raises another exception
             self._count_undispatched(queued, Outcome.EVICTED_OTHER if queued.waited else Outcome.REJECTED_OTHER)
             raise
         ended = now()
@@ -189,7 +189,7 @@ class FlowControl:
             if queued.waited:
                 self._metrics.leaves(queued.block, queued.bytes)
                 self._metrics.ended(request, Outcome.DISPATCHED, waited_s)
-                request.now = ended  # after the wait, the decision begins now
+                request.now = ended  # the decision begins at the end of the wait
             else:
                 self._metrics.passed(request, waited_s)
         except BaseException:
@@ -198,7 +198,7 @@ class FlowControl:
         return queued
 
     def forget_labels(self) -> None:
-        """Looks up again where requests are counted, because series were freed."""
+        """Forgets in which blocks requests are counted, because series were freed."""
         self._metrics.forget()
 
     def passed(self) -> Ticket:
@@ -234,12 +234,12 @@ class FlowControl:
             self._blocked()  # no request waits here, but a request in another worker may need this worker's victim
 
     def shut_down(self) -> None:
-        """Refuses the requests that wait and all later ones. Called when the drain timeout is over."""
+        """Refuses all waiting and all later requests. Called when the drain timeout is over."""
         self._controller.shut_down()
         self.close()
 
     def retire(self) -> None:
-        """Ends the use of this worker's area, because another pool may get it. Answers that still run change nothing there."""
+        """Ends the use of this worker's area, because another pool may get it. Running answers do not change the area any more."""
         self.shut_down()
         self._peers.retire()
 
@@ -259,7 +259,7 @@ class FlowControl:
     # Timers and futures.
 
     def _future(self, item: Item) -> asyncio.Future[Any]:
-        """Creates the future of a request that has to wait. Counts the request and starts the timers that it needs."""
+        """Creates the future of a request that must wait. Counts the request and starts the timers that it needs."""
         assert isinstance(item, QueuedRequest)
         item.block = self._metrics.enters(item.request, item.bytes, self._now() - item.entered_at)
         item.waited = True
@@ -302,10 +302,10 @@ class FlowControl:
 
 
 class GatePoolState:
-    """Implements `workers.worker.flow.eviction.PoolState` with the gate's reading and what all workers show in their areas."""
+    """Implements `workers.worker.flow.eviction.PoolState` with the gate's reading and the areas of all workers."""
 
     def __init__(self, flow: FlowControl, waiting: FlowAreas, objectives: ObjectivesView, areas: Areas, endpoints: EndpointsView) -> None:
-        """`waiting`: the flow areas. `endpoints`: of the pool; without a number, all endpoints are its own."""
+        """`waiting`: the flow areas. `endpoints`: the endpoints of the pool; without a pool number, these are all endpoints."""
         self._flow = flow
         self._waiting = waiting
         self._objectives = objectives

@@ -40,7 +40,7 @@ class FlowMetrics:
     """Counts the requests of one worker in flow control."""
 
     def __init__(self, series: dict[Group, SeriesWriter], pool: str, caps: LabelCaps) -> None:
-        """`series`: the writers of `epp.metrics.flow_control.FLOW_GROUPS`. `caps`: the names that they know."""
+        """`series`: the writers of `epp.metrics.flow_control.FLOW_GROUPS`. `caps`: the names that the writers know."""
         self._pool = pool
         self._caps = caps
         self._requests = series[FLOW_REQUESTS]
@@ -63,7 +63,7 @@ class FlowMetrics:
         self._enqueues.observe(at.enqueues, ENQUEUE, seconds)
 
     def enters(self, request: Request, size: int, seconds: float) -> int:
-        """Counts a request that begins to wait. `seconds`: the time that queueing it took. Returns the block that `leaves` needs."""
+        """Counts a request that begins to wait. `seconds`: how long the queueing took. Returns the block for `leaves`."""
         fairness_id = request.fairness_id
         block = self._queues.block((fairness_id, str(request.priority), self._pool, request.model, request.target_model))
         enqueues = self._enqueues
@@ -95,11 +95,13 @@ class FlowMetrics:
         enqueues.observe(enqueues.block(labels), ENQUEUE, seconds)
 
     def forget(self) -> None:
-        """Forgets where requests are counted. Called when blocks were freed."""
+        """Forgets in which blocks requests are counted. Called when blocks were freed."""
         self._cells.clear()
 
     def _new_cells(self, request: Request) -> Cells:
-        """Returns the cells of a request if they are not in the cache under its names. Caches them under the names that it counts as."""
+        """Returns the cells of a request if they are not in the cache under its names. Caches the cells under the names that count the
+        request.
+        """
         caps = self._caps
         fairness_id, model = caps.fairness_id(request.fairness_id), caps.model(request.model)
         key = (fairness_id, request.priority, model, caps.model(request.target_model))

@@ -1,11 +1,11 @@
 """Joins one shard of flow control with the other shards, through the areas: implements `epp.flow.ports.Peers` over `shm.flow_areas`.
 
-Flow control names a band by its priority, the areas by its place. A priority keeps its place until another priority gets the
-place. So a band that was removed is still served until it is empty. The supervisor gives a place to another priority only when no request
-waits at that place in any worker.
+Flow control identifies a band by its priority, the areas by its place. A priority keeps its place until another priority gets the place. So
+a band that was removed is still served until it is empty. The supervisor gives a place to another priority only when no request waits at
+that place in any worker.
 
-With a replica store, the sums of bands include what waits in other replicas, so limits hold over all of them. A replica leaves room to
-another one where a more important band waits.
+With a replica store, the sums of bands include what waits in other replicas, so limits hold over all of them. A replica leaves room for
+another replica in which a more important band waits.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ NOTHING: Final[Sequence[Wanted]] = ()
 
 
 class AreaPeers:
-    """Reads what the other shards show, and writes what one worker shows to them. `worker`: the worker's number, from 0."""
+    """Reads the areas of the other shards, and writes the area of one worker. `worker`: the worker's number, from 0."""
 
     def __init__(
         self,
@@ -41,7 +41,9 @@ class AreaPeers:
         now: Callable[[], float],
         remote: RemoteArea | None = None,
     ) -> None:
-        """`remote`: has what waits in this pool in other replicas, while the remote area of `areas` counts; None: that area itself."""
+        """`remote`: has the requests of this pool that wait in other replicas, while the remote area of `areas` is in use; None if it is
+        that area itself.
+        """
         self._flow = flow
         self._areas = areas
         self._remote = remote
@@ -60,7 +62,7 @@ class AreaPeers:
         self.know(places)
 
     def know(self, places: Mapping[int, int]) -> None:
-        """Sets the places of bands (priority -> place). A band that is not named keeps its place, unless a named band takes it."""
+        """Sets the places of bands (priority -> place). A band that is not in `places` keeps its place, unless another band takes it."""
         for priority, place in places.items():
             before = self._priorities.get(place)
             if before is not None and before != priority:
@@ -83,7 +85,7 @@ class AreaPeers:
         return self._other_bases
 
     def _elsewhere(self) -> RemoteArea | None:
-        """Returns the area with what waits in this pool in other replicas; None while it does not count."""
+        """Returns the area with the requests of this pool that wait in other replicas, or None while this area is not in use."""
         added = self._areas.added
         return added if added is None or self._remote is None else self._remote
 
@@ -193,7 +195,7 @@ class AreaPeers:
             self._area.answer(place, wanted.requests, wanted.bytes)
 
     def retire(self) -> None:
-        """Clears what this shard shows. Nothing waits here any more."""
+        """Clears this shard's area. No request waits in this shard any more."""
         self._area.take_over()
 
     def wake(self, shard: int) -> None:

@@ -1,7 +1,7 @@
 """Measures for flow control how full the pool is: the saturation of the pool's fullest stage, prefill or decode.
 
-The role label says to which stage an endpoint belongs: *prefill*, *decode*, or both. Endpoints that only encode belong to neither.
-If no endpoint belongs to any stage, the detector gets all endpoints.
+The role label names the stages of an endpoint: *prefill*, *decode*, or both. Endpoints that only encode have neither stage. If no endpoint
+has a stage, the detector gets all endpoints.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,7 +23,7 @@ EFFECTIVE: Final = "effective"  # the label of the fullest stage in metrics
 
 
 class Totals(Protocol):
-    """What all shards count, as `shm.flow_areas.FlowAreas`."""
+    """The counts of all shards, as in `shm.flow_areas.FlowAreas`."""
 
     def total(self, word: int) -> int:
         """Returns the sum of a word over all serving shards."""
@@ -37,7 +37,7 @@ class PoolProbe:
         self._detector = detector
         self._flow = flow
         self._endpoint_list: EndpointList | None = None
-        # (name, mask) of each stage. The mask is None if all endpoints belong to the stage.
+        # (name, mask) of each stage. The mask is None if all endpoints have the stage.
         self._stages: tuple[tuple[str, Mask | None], ...] = ()
 
     def load(self) -> PoolLoad:
@@ -69,7 +69,7 @@ class PoolProbe:
         return self._flow.total(PENDING)
 
     def stale(self) -> int:
-        """Returns the number of endpoints with stale metrics. The detector judges them only by the requests in flight there."""
+        """Returns the number of endpoints with stale metrics. The detector judges these endpoints only by their requests in flight."""
         return self._detector.stale(self._candidates(None))
 
 

@@ -1,6 +1,6 @@
 """Logs a line per request, or for a share of the requests, at its end: --access-log.
 
-A line has the request's id, tenant, models, target, status, times and, if it has no target, the cause. It has nothing of a prompt.
+A line has the request's id, tenant, models, target, status, times and, if it has no target, the cause. It has no part of a prompt.
 """
 
 import random
@@ -19,7 +19,7 @@ log = structlog.get_logger()
 
 
 class AccessLog:
-    """Writes the lines of one worker. `share`: of the requests that are logged, above 0 to 1."""
+    """Writes the lines of one worker. `share`: the share of the requests that are logged, above 0 to 1."""
 
     def __init__(self, share: float, rng: random.Random) -> None:
         self._share = share
@@ -36,7 +36,7 @@ class AccessLog:
             log.info(REQUEST, request_id=request_id, target="", refused=cause, total_ms=_ms(now - received_at))
 
     def ended(self, exchange: "Exchange", request: Request, decision: Decision, status: int, now: float) -> None:
-        """Logs a request that got an endpoint. `status`: of its answer; 0: none came."""
+        """Logs a request that got an endpoint. `status`: the status of its answer, or 0 without an answer."""
         if self._rng.random() >= self._share:
             return
         first_s, usage = exchange.first_s, exchange.usage or Usage()

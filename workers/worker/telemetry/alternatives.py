@@ -1,9 +1,9 @@
-"""Counts in one worker what others than the configuration in force would do: shadow profiles, and a candidate configuration that is tried.
+"""Counts in one worker the decisions of alternatives to the configuration in force: shadow profiles, and a candidate configuration.
 
 A shadow profile agrees if it picks the same endpoint as the primary profile, or if it gives that endpoint the same total as its own pick.
 In the second case, only the random choice among equals differed. Without this rule, two equal profiles over an idle pool of n endpoints
-would agree only once in n requests. A shadow profile that has no candidate left counts as different. A run that failed is not counted here
-(`shadow_failures_total` counts it). Nothing here changes the request.
+would agree only once in n requests. A shadow profile without a remaining candidate counts as different. This module does not count failed
+runs (`shadow_failures_total` counts them). It never changes the request.
 """
 
 from math import isnan
@@ -54,7 +54,7 @@ class Agreements:
 
 
 def agrees(real: ProfileRun, shadow: ProfileRun) -> bool:
-    """Whether the real pick is among the best endpoints of the shadow profile. Both must have run on the same snapshot."""
+    """Returns whether the real pick is among the best endpoints of the shadow profile. Both must have run on the same snapshot."""
     row = real.row
     if row == shadow.row:
         return True
@@ -75,7 +75,7 @@ class TryoutFigures:
         self._prompt, self._cached = at[TRYOUT_PROMPT_TOKENS.name], at[TRYOUT_CACHED_TOKENS.name]
 
     def ended(self, tried: bool, *, failed: bool, first_token_s: float, usage: Usage | None) -> None:
-        """Counts a request that has ended. `first_token_s`: the seconds to the first token; NaN if none came."""
+        """Counts a request that has ended. `first_token_s`: the seconds to the first token, or NaN without a token."""
         words, block = self._sides.words, self._blocks[tried]
         words[block + self._requests] += 1
         if failed:
@@ -87,7 +87,7 @@ class TryoutFigures:
             words[block + self._cached] += min(max(usage.cached or 0, 0), usage.prompt)
 
     def decided(self, tried: bool, seconds: float) -> None:
-        """Adds the duration of a decision in seconds: of the decision for a request, or of a shadow decision."""
+        """Adds the duration in seconds of the decision for a request, or of a shadow decision."""
         self._sides.observe(self._blocks[tried], TRYOUT_DECISION, seconds)
 
     def compared(self, outcome: str) -> None:

@@ -1,11 +1,11 @@
-"""Compares the cached tokens that were predicted with those that model servers report. Each worker counts, the supervisor watches.
+"""Compares the predicted cached tokens with the cached tokens that model servers report. Each worker counts, and the supervisor watches.
 
     worker      `Comparison.answered` at the end of each answer with usage: adds to counters in the worker's series
     supervisor  `PredictionWatch.look` every few seconds: sums over all workers, and the KV cache usage -> warnings
 
-Some servers omit a figure of 0 (vLLM does). So after an endpoint has reported cached tokens once, a missing figure counts as 0. An endpoint
-that has never reported cached tokens is not compared. Its answers are only counted, and there is also a warning if many hits were predicted
-for them. Both classes are used only if a prefix producer is configured.
+Some servers omit a figure of 0 (vLLM does). So after an endpoint has reported cached tokens once, a missing figure counts as 0. For an
+endpoint that has never reported cached tokens, the picker only counts the answers, and warns if it predicted many hits for them. Both
+classes are used only if a prefix producer is configured.
 """
 
 from collections.abc import Callable, Mapping
@@ -41,12 +41,12 @@ REPORTED_SUM: Final = 4
 OVER: Final = 5
 UNDER: Final = 6
 MISSED: Final = 7
-# The counters that `Sums` takes, in its order.
+# The counters of `Sums`, in its order.
 WATCHED: Final = (CHECKED, PROMPT_SUM, PREDICTED_SUM, REPORTED_SUM, MISSED)
 
 
 def match_name(wiring: Wiring) -> str:
-    """Returns the name in `Request.data` of the prefix match that is compared; "" if there is none."""
+    """Returns the name in `Request.data` of the prefix match to compare, or "" without a prefix match."""
     match = compared_match(wiring.producers, wiring.of(Scorer))
     return "" if match is None else match.name
 
@@ -54,7 +54,7 @@ def match_name(wiring: Wiring) -> str:
 class Comparison:
     """Counts predicted and reported tokens in one worker. Hot: runs once per answer.
 
-    `beyond(owner, tokens)`: called with the reported tokens if the endpoint has no room for so many by its metrics.
+    `beyond(owner, tokens)`: called with the reported tokens if, according to its metrics, the endpoint has no room for so many.
     """
 
     __slots__ = ("_beyond", "_epoch", "_match", "_series", "_told", "_views")
@@ -63,7 +63,7 @@ class Comparison:
         self._match = match
         self._series = series
         self._beyond = beyond
-        self._told: dict[int, tuple[int, float]] = {}  # owner -> the most tokens that `beyond` got, and when
+        self._told: dict[int, tuple[int, float]] = {}  # owner -> the largest number of tokens given to `beyond`, and the time
         self._epoch = series.epoch
         self._views: dict[Endpoint, memoryview] = {}
 
@@ -101,7 +101,7 @@ class Comparison:
             increase(counts, REPORTED_SUM, reported)
             run = decision.runs[decision.primary]
             sizes = run.candidates.snapshot.values.get(CACHE_TOKENS_NAME) if run is not None else None
-            if run is not None and sizes is not None and not reported <= sizes.item(run.row):  # NaN: it reports no size
+            if run is not None and sizes is not None and not reported <= sizes.item(run.row):  # NaN if the endpoint reports no size
                 self._tell(target.owner, reported, request.now)
         if predicted > reported:
             counts[OVER] += predicted - reported
@@ -109,7 +109,9 @@ class Comparison:
             counts[UNDER] += reported - predicted
 
     def _tell(self, owner: int, tokens: int, now: float) -> None:
-        """Calls `beyond` for more tokens than before. Once in TELL_AGAIN_S, also for fewer: the index may have another writer by then."""
+        """Calls `beyond` for more tokens than before, and once per TELL_AGAIN_S also for fewer, because the index may have another
+        writer.
+        """
         before, at = self._told.get(owner, (0, 0.0))
         if tokens <= before and now - at < TELL_AGAIN_S:
             return
@@ -143,7 +145,7 @@ class PredictionWatch:
         self._kv = columns.index(KV_USAGE.name)
 
     def look(self, now: float) -> None:
-        """Evaluates what was counted since the last look. `now`: monotonic seconds."""
+        """Evaluates the counts since the last look. `now`: monotonic seconds."""
         if self._watch.saw(now, self._kv_usage()):
             for divergence in self._watch.close(now, by_server(sums(self._series)), self._evictions()):
                 self._report("prefix cache predictions are wrong", **divergence._asdict())
@@ -160,14 +162,14 @@ class PredictionWatch:
 
 
 def sums(series: SeriesReader) -> dict[Key, Sums]:
-    """Returns the sums over all workers since the start, by the labels of the series. Leaves out those without any count."""
+    """Returns the sums over all workers since the start, by the labels of the series. Skips label sets without any count."""
     labels, ints, _, _ = series.totals()
     rows = zip(labels, ints[:, WATCHED].tolist(), strict=True)
     return {key: Sums(*values) for key, values in rows if any(values)}
 
 
 def by_server(found: Mapping[Key, Sums]) -> dict[Key, Sums]:
-    """Adds up the sums of a server that several pools have."""
+    """Adds up the sums of each server that is in several pools."""
     added: dict[Key, Sums] = {}
     for key, each in found.items():
         server = key[: len(PREDICTION.labels)]

@@ -7,9 +7,9 @@ heartbeat, over all pools:
     then every SHARE-th request                  timed, with weight SHARE
     the SHARE - 1 requests after each of these   not timed
 
-To time all calls of a short request costs 7 us; for one request in eight, this is 1 us on average. The counts are at most SHARE - 1
-requests ahead of the truth. If a plugin is not called for every request, its counts are right on average. A request uses one form of the
-pipeline to its end. So either all calls of a request are timed or none.
+Timing all calls of a short request costs 7 us; for one request in eight, this is 1 us on average. The counts are at most SHARE - 1 requests
+too high. If a plugin is not called for every request, its counts are right on average. A request uses one form of the pipeline to its end.
+So either all calls of a request are timed or none.
 """
 
 import time
@@ -29,7 +29,7 @@ EXACT: Final = 8  # the first requests after each heartbeat of the worker: all a
 Call = Callable[..., Any]
 
 
-# There is one wrapper per number of arguments, because a call with `*args` leaves the interpreter's loop and enters it again, which costs
+# Each number of arguments has its own wrapper, because a call with `*args` leaves the interpreter's loop and enters it again, which costs
 # as much as the timing itself. A call that raises is counted, too.
 
 
@@ -77,7 +77,7 @@ def _timed_4(call: Call, now: Callable[[], float], keep: Callable[[float], None]
     return timed
 
 
-# Number of arguments -> wrapper, as `epp.plugin` declares the calls; for producers see `CallTimers._producer`.
+# Number of arguments -> wrapper, for the calls that `epp.plugin` declares; for producers see `CallTimers._producer`.
 _TIMED: Final = {
     Point.PARSER: _timed_3,
     Point.REQUEST_HEADER: _timed_1,
@@ -98,12 +98,12 @@ _TIMED: Final = {
 class CallTimers:
     """Counts every call of every plugin by its duration. It is a `Wrap`.
 
-    Several pools share one, because to store a few durations for each of them would cost a tenth of a request, and to time the first
-    requests of each of them would time nearly all. `exact`: how many requests until the next heartbeat are timed with weight 1. `left`:
-    for how many requests the last sample still stands.
+    Several pools share one object. Otherwise, storing a few durations for each pool would cost a tenth of a request, and timing the first
+    requests of each pool would time nearly all requests. `exact`: how many more requests until the next heartbeat are timed with weight 1.
+    `left`: how many more requests the last sample stands for.
 
-    It keeps durations until `store`, which the worker's heartbeat calls. To time a call costs 0.17 us, and to store it with many others
-    0.05 us. To store each duration alone would cost 0.27 us.
+    It keeps durations until `store`, which the worker's heartbeat calls. Timing a call costs 0.17 us, and storing the duration with many
+    others 0.05 us. Storing each duration alone would cost 0.27 us.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class CallTimers:
         return wrap
 
     def heartbeat(self, now: float) -> None:
-        """Does what `store` does, once for all pools that call this with the same `now`."""
+        """Calls `store` once for all pools that call this with the same `now`."""
         if now != self._beat_at:
             self._beat_at = now
             self.store()
@@ -169,15 +169,15 @@ class CallTimers:
                     kept.clear()
 
     def _stood_still_s(self) -> float:
-        """Returns for how long this thread has not run since the last `store`: idle, frozen, or waiting for a core.
+        """Returns how long this thread was idle, frozen, or waiting for a core since the last `store`.
 
-        A call that took `s` seconds has used the CPU for at least `s` minus this time. To read the CPU clock around each call would cost
-        3 us.
+        A call that took `s` seconds has used the CPU for at least `s` minus this time. Reading the CPU clock around each call would cost 3
+        us.
         """
         return self._now() - self._stored_at - (self._cpu() - self._cpu_at)
 
     def _producer(self, call: C, keep: Callable[[float], None], plugin: Plugin) -> C:
-        """Times a producer. If the producer waits for something, the time of waiting counts, too."""
+        """Times a producer. If the producer waits, the time of waiting counts, too."""
         now = self._now
 
         def timed(*args: Any) -> Any:

@@ -1,14 +1,14 @@
-"""Records requests for `epp record` and --record-dir: encodes what was decided and how it ended, and sends it to the supervisor.
+"""Records requests for `epp record` and --record-dir: encodes decisions and the ends of requests, and sends them to the supervisor.
 
-    decided, ended ─▶ what waits ── WAITING_MAX together, or each heartbeat ─▶ one buffer per worker ─▶ bus ─▶ supervisor, which writes
+    decided, ended ─▶ waiting records ── WAITING_MAX together, or each heartbeat ─▶ one buffer per worker ─▶ bus ─▶ supervisor, which writes
 
-A record is encoded once, from a tuple in the order of the fields in `epp.recording.records`. Records wait for each other: one after the
-other, they find code and data in the CPU's caches. A worker never waits: if the bus is full, it drops the batch and counts its records.
-While nothing is recorded, a request costs one comparison.
+A record is encoded once, from a tuple in the order of the fields in `epp.recording.records`. Records wait and are encoded together, because
+then code and data are in the CPU's caches. A worker never waits: if the bus is full, it drops the batch and counts its records. Without a
+recording, a request costs one comparison.
 
 The supervisor shows the number of the file that it writes as a gauge in its area; it is negative if only a sample of the requests is
-recorded (`epp.recording.sample`). The worker looks at each heartbeat. With another number it begins anew: it describes its endpoints again,
-so that each file can be read alone.
+recorded (`epp.recording.sample`). The worker looks at each heartbeat. If the number has changed, the worker begins anew: it describes its
+endpoints again, so that each file can be read alone.
 """
 
 import os
@@ -44,11 +44,13 @@ BATCH_BYTES: Final = 4 * CONTENT_MAX  # larger batches need fewer calls; the las
 MODEL_CHARS_MAX: Final = 256
 STREAM_BITS: Final = 4  # bytes of a stream's random number
 UNKNOWN: Final = Usage()
-LATER: Final = -1  # the number of a request of which only its end decides whether it is recorded
+LATER: Final = -1  # the number of a request that is recorded or not depending on its end
 
 
 class RecordSender:
-    """Collects the records of one worker, and sends them in batches. `file`: the number of the file to write for; 0: record nothing."""
+    """Collects the records of one worker, and sends them in batches. `file`: the number of the file to write for, or 0 without a
+    recording.
+    """
 
     def __init__(self, worker: int, offer: Callable[[bytes], bool], lost: Callable[[int], object]) -> None:
         """`offer` puts a packet into the bus, or returns False if the bus is full. `lost` counts lost records."""
@@ -73,7 +75,7 @@ class RecordSender:
             self.file = file
 
     def wait(self, record: "Pending | tuple[object, ...]") -> None:
-        """Lets a record wait until it is encoded together with others. Hot: runs twice per request."""
+        """Makes a record wait until it is encoded together with others. Hot: runs twice per request."""
         waiting = self._waiting
         waiting.append(record)
         if len(waiting) >= WAITING_MAX:
@@ -84,7 +86,7 @@ class RecordSender:
         self._made.append(record)
 
     def _encode(self) -> None:
-        """Encodes what waits as one array, and takes it into the buffer without the array's head."""
+        """Encodes the waiting records as one array, and puts the array into the buffer without its head."""
         waiting, self._waiting = self._waiting, []
         for record in waiting:
             if isinstance(record, Pending):
@@ -143,7 +145,9 @@ class Recorder:
     def __init__(
         self, sender: RecordSender, keyed: Keyed, *, generation: int, config_hash: str, pipeline: "Pipeline", pool: str = ""
     ) -> None:
-        """`generation`, `config_hash`: the number and the hash of the configuration with this pipeline. `pool`: of several."""
+        """`generation`, `config_hash`: the number and the hash of the configuration with this pipeline. `pool`: the name of one of several
+        pools.
+        """
         self._sender = sender
         self._keyed = keyed
         self._generation = generation
@@ -152,15 +156,15 @@ class Recorder:
         self._reads_tokens = INFLIGHT_TOKENS in pipeline.columns
         self._headers = tuple(sorted({name for plugin in wiring.plugins for name in plugin.reads_headers}))
         profiles = [_scoring(wired) for wired in wiring.profiles]
-        self._pool = (pool,) if pool else ()  # the last field of some records; the only pool has none
+        self._pool = (pool,) if pool else ()  # the last field of some records; missing if the picker has one pool
         self._configured = (CONFIGURED, generation, config_hash, profiles, self._headers, *self._pool)
-        self._endpoint_list: EndpointList | None = None  # that was described last, as number `_listed`
+        self._endpoint_list: EndpointList | None = None  # the endpoint list that was described last, as number `_listed`
         self._listed = 0
         self._described_in = 0  # the number of the file for which the configuration was described
-        self.sample: Sample | None = None  # None: all requests are recorded
+        self.sample: Sample | None = None  # None if all requests are recorded
 
     def decided(self, request: Request, decision: Decision, received_at: float, now: float) -> int:
-        """Records a request that got an endpoint. Returns its number, from 1; LATER if the sample leaves it out so far."""
+        """Records a request that got an endpoint. Returns its number, from 1, or LATER if the sample does not have the request so far."""
         if self.sample is not None and not self.sample.decided(now):
             return LATER
         return self._take(request, decision, "", received_at, now)

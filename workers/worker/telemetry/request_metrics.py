@@ -1,9 +1,9 @@
 """Counts requests with labels from the request: model, target model, fairness id, priority.
 
 The streams of a worker share one `RequestMetrics`. An `Exchange` is one request from its decision to its end. Both write only into this
-worker's series. Routed and running requests are counted at once, and the sizes, times and tokens of a request when it is over. But a
-request with a model or fairness id that no served request had (`epp.metrics.label_caps`) runs under the name `other` until the headers of
-its answer come, and is counted then: under its own names if a model server serves it, else as `other`.
+worker's series. Routed and running requests are counted at once; the sizes, times and tokens of a request are counted at its end. A request
+whose model or fairness id no served request had before (`epp.metrics.label_caps`) runs under the name `other` until the headers of its
+answer arrive. Then it is counted under its own names if a model server serves it, else as `other`.
 """
 
 from math import nan
@@ -29,9 +29,9 @@ Labels = tuple[str, str, str, str]
 
 
 class Cell:
-    """Where the requests with one label tuple are counted: words of the group REQUEST, and a block of the group REQUEST_FIGURES.
+    """The counters of the requests with one label tuple: words of the group REQUEST, and a block of the group REQUEST_FIGURES.
 
-    `open`: how many of them are under way. Their blocks are not freed meanwhile.
+    `open`: the number of these requests that are under way. Meanwhile, their block is not freed.
     """
 
     __slots__ = ("figures", "open", "running", "total")
@@ -49,7 +49,7 @@ class RequestMetrics:
     def __init__(
         self, clock: Clock, requests: SeriesWriter, figures: SeriesWriter, errors: SeriesWriter, attempts: SeriesWriter, caps: LabelCaps
     ) -> None:
-        """The writers of the groups REQUEST, REQUEST_FIGURES, ERROR and ATTEMPTS, and the names that they share."""
+        """Gets the writers of the groups REQUEST, REQUEST_FIGURES, ERROR and ATTEMPTS, and the names that they share."""
         self.clock = clock
         self.figures = figures
         self.words = requests.words
@@ -90,7 +90,7 @@ class RequestMetrics:
         return exchange
 
     def served(self, exchange: "Exchange") -> None:
-        """Names a request that was not counted yet, because nobody knew its names: a model server serves it."""
+        """Counts a request with new names under these names, because a model server serves it."""
         labels, target = exchange.unnamed, exchange.target
         assert labels is not None
         assert target is not None
@@ -102,7 +102,7 @@ class RequestMetrics:
         self._open(cell)
 
     def unserved(self, exchange: "Exchange") -> None:
-        """Counts a request with names that nobody knows, and that no model server has served."""
+        """Counts a request with new names as `other`, because no model server has served it."""
         labels, target = exchange.unnamed, exchange.target
         assert labels is not None
         assert target is not None
@@ -132,7 +132,7 @@ class RequestMetrics:
         return frozenset([cell.figures for cell in self._cells.values() if cell.open])
 
     def forget(self) -> None:
-        """Forgets where requests are counted, except for those under way. Called when blocks were freed."""
+        """Forgets the counters of requests, except for requests under way. Called when blocks were freed."""
         self._cells = {labels: cell for labels, cell in self._cells.items() if cell.open}
         self._successes.clear()
 
@@ -178,7 +178,7 @@ class RequestMetrics:
 
 
 class Exchange:
-    """Collects the figures of one request that got an endpoint. Call `close` once at the end of the stream, for whatever reason it ends."""
+    """Collects the figures of one request that got an endpoint. Call `close` once at every end of the stream."""
 
     __slots__ = (
         "_last_at", "_metrics", "_request_size", "_together", "_ttft", "cell", "decided_at", "pieces", "received_at", "recorded", "size",
@@ -189,10 +189,10 @@ class Exchange:
         self._metrics = metrics
         self.cell = cell
         self.unnamed: Labels | None = None  # the request's labels, while it is not counted (`RequestMetrics.served`)
-        self.target: Endpoint | None = None  # of such a request
+        self.target: Endpoint | None = None  # the target of such a request
         self.received_at = received_at  # when the request's headers came, in monotonic seconds
         self.decided_at = received_at  # when the request got its endpoint
-        self.recorded = 0  # the number of the request in a recording; 0: it is not recorded
+        self.recorded = 0  # the number of the request in a recording, or 0 if it is not recorded
         self._request_size = request_size
         self.streaming = False  # set when the response's headers announce an event stream
         self.usage: Usage | None = None
@@ -201,11 +201,11 @@ class Exchange:
         self._together = 0  # chunks that came in the same read as the chunk before them
         self._ttft = nan
         self.size = 0  # bytes of the answer's body so far
-        self.pieces = 0  # of the answer's body so far, without empty ones
+        self.pieces = 0  # the pieces of the answer's body so far, without empty pieces
 
     @property
     def first_s(self) -> float:
-        """The seconds from the request's headers to the first piece of the answer's body; NaN if none came."""
+        """The seconds from the request's headers to the first piece of the answer's body, or NaN without a piece."""
         return self._ttft
 
     def chunk(self, size: int) -> None:
@@ -225,7 +225,7 @@ class Exchange:
             self._metrics.figures.observe(self.cell.figures, BETWEEN_CHUNKS, now - last)
 
     def served(self) -> None:
-        """Takes note that a model server serves the request, or that nobody will see whether it does."""
+        """Notes that a model server serves the request, or that the picker will not see the answer."""
         if self.unnamed is not None:
             self._metrics.served(self)
 
@@ -268,5 +268,5 @@ class Exchange:
 
 
 def counted(tokens: int | None) -> float:
-    """Returns a number of tokens as a histogram takes it: NaN, which counts nowhere, for 0 and for an unknown number."""
+    """Returns a number of tokens for a histogram. Returns NaN, which a histogram ignores, for 0 and for an unknown number."""
     return float(tokens) if tokens else nan

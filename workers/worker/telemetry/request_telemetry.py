@@ -1,6 +1,6 @@
 """Records every request: in counters and histograms of the area, labelled metrics, the last decisions, and comparisons.
 
-The stream reports events (`routed`, `refused`, `answered`, …). Only this module knows where they are counted.
+The stream reports events (`routed`, `refused`, `answered`, …). Only this module knows which counters count them.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ from workers.worker.telemetry.request_metrics import Exchange, RequestMetrics
 from workers.worker.telemetry.tenant_counts import TenantCounts
 
 FOR_LOAD: Final = frozenset((Cause.NOT_ADMITTED, Cause.SHED, Cause.QUEUE_AT_CAPACITY, Cause.TTL_EXPIRED, Cause.DISPLACED))
-SERVERS_MAX: Final = 1024  # with doubted reports
+SERVERS_MAX: Final = 1024  # the number of servers with doubted reports
 NOT_SCHEDULED: Final = frozenset((Cause.NO_CANDIDATES, Cause.NO_ENDPOINT_LEFT))
 
 
@@ -57,17 +57,19 @@ class Counters:
 
 
 class UsageDoubts:
-    """Names model servers that report more tokens than their answers can have: in a counter, and in the log at a limited rate."""
+    """Reports model servers that report more tokens than their answers can have: in a counter, and in the log at a limited rate."""
 
     def __init__(self, series: SeriesWriter, report: Callable[..., None], now: Callable[[], float]) -> None:
-        """`series`: of the group PREDICTION. `report`: a method of a logger, see `Rarely`. Each server has a rate limit of its own."""
+        """`series`: the writer of the group PREDICTION. `report`: a method of a logger, see `Rarely`. Each server has its own rate
+        limit.
+        """
         self._series = series
         self._report = report
         self._now = now
         self._by_server: dict[Endpoint, Rarely] = {}
 
     def __call__(self, server: Endpoint, reported: Usage, within: Usage) -> None:
-        """Counts a report. `within`: the same report within its bounds, which is what counts."""
+        """Counts a report. `within`: the same report limited to its bounds, which is used instead."""
         self._series.count(USAGE_BEYOND_BOUNDS.name, (server.name, server.namespace, str(server.port)))
         rarely = self._by_server.get(server)
         if rarely is None:
@@ -101,7 +103,7 @@ class Telemetry:
         """`comparison`: None if no plugin predicts cached tokens. `doubts`: None in tests. `tenants`: None without
         tenants. `agreements`: None without shadow profiles.
 
-        `look` sets `recorder` if a recording has begun that this worker does not know yet, as during a start. None: it is known at once.
+        `look` sets `recorder` if a recording has begun that this worker does not know yet, as during a start.
         """
         self.access_log = access_log
         self.recorder: Recorder | None = None  # set while requests are recorded
@@ -142,13 +144,15 @@ class Telemetry:
         self.recent.add(now, request, decision, used=used)
         if self.agreements is not None:
             self.agreements.count(decision)
-        # The last step, because only the caller can end what it counts as running.
+        # The last step, because only the caller can end the count of running requests.
         exchange = self.metrics.routed(request, decision.targets[0], received_at)
         exchange.recorded, exchange.decided_at = recorded, now
         return exchange
 
     def refused(self, request: Request | None, refused: Refused, used: Used | None, received_at: float, request_id: str = "") -> None:
-        """Records that a request was refused. `used`: None if it had no pipeline yet. `request_id`: of a request without its body."""
+        """Records that a request was refused. `used`: None if the request had no pipeline yet. `request_id`: the id of a request without
+        its body.
+        """
         now = self._now()
         self._area.add(self._at.refusals)
         if refused.cause in FOR_LOAD:
@@ -204,21 +208,21 @@ class Telemetry:
         self.metrics.failed(request, error)
 
     def doubted(self, server: Endpoint, reported: Usage, within: Usage) -> None:
-        """Records that a model server reported more tokens than its answer can have. `within`: what counts instead."""
+        """Records that a model server reported more tokens than its answer can have. `within`: the report that is used instead."""
         if self.doubts is not None:
             self.doubts(server, reported, within)
 
     def ended(self, exchange: Exchange, request: Request, decision: Decision, status: int) -> None:
-        """Records the outcome of a request that got an endpoint. `status`: of the answer, 0 without one."""
+        """Records the outcome of a request that got an endpoint. `status`: the status of the answer, or 0 without an answer."""
         if self.recorder is not None and exchange.recorded:
             self.recorder.ended(exchange, request, decision, status, self._now())
         if self.access_log is not None:
             self.access_log.ended(exchange, request, decision, status, self._now())
 
     def answered(self, request: Request, decision: Decision, usage: Usage | None, seconds: float | None, *, failed: bool) -> None:
-        """Records that a request is over. `usage`: what the model server has reported. `failed`: whether it has failed the request.
+        """Records that a request is over. `usage`: the usage that the model server has reported. `failed`: whether the answer has failed.
 
-        `seconds`: the time that this process has spent on the answer; None if there was no answer.
+        `seconds`: the time that this process has spent on the answer, or None without an answer.
         """
         if failed:
             self._area.add(self._at.failed_answers)

@@ -1,13 +1,13 @@
-"""Watches what cache salts cost, and whether model servers obey them, in one worker.
+"""Measures in one worker how many cached tokens salts cost, and whether model servers obey salts.
 
-One prompt of SAMPLED is looked at, chosen by its first bytes, so that the same beginning is always or never looked at. Of such a prompt,
-the beginnings of 1, 2, 4, ... KiB are remembered, each with the last two salts that came with it.
+It checks one prompt of SAMPLED, chosen by its first bytes, so that the same beginning is always or never checked. For such a prompt, it
+remembers the beginnings of 1, 2, 4, ... KiB, each with the last two salts of its requests.
 
     lost      the longest beginning that another salt had, minus the longest that its own salt had: without salts, it could be cached
-    ignored   the server reports a cached prompt of which its own salt had no beginning, but another one had
+    ignored   the server reports a cached prompt whose beginnings came with another salt, but never with its own
 
-The first is an upper bound, because a server may have dropped the beginning. The second proves little alone: after a restart, the picker
-does not know what servers have cached under the tenant's own salt. So nothing counts as ignored in the first SETTLED_S of a worker.
+`lost` is an upper bound, because a server may have dropped the beginning. A single `ignored` proves little: after a restart, the picker
+does not know what servers have cached under the tenant's own salt. So no answer counts as ignored in the first SETTLED_S of a worker.
 """
 
 from collections import OrderedDict
@@ -32,7 +32,7 @@ FOREIGN: Final[Datum[bool]] = Datum("salt_watch_foreign", bool)
 
 
 class SaltWatch:
-    """Looks at the requests of one worker. `checked`, `lost`: count tokens. `seed`: the 64-bit seed of prefix hashes."""
+    """Checks the requests of one worker. `checked`, `lost`: count tokens. `seed`: the 64-bit seed of prefix hashes."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class SaltWatch:
         now: float,
         kept_max: int = KEPT_MAX,
     ) -> None:
-        """`series`: of the group PREDICTION. `now`: monotonic seconds. `kept_max`: beginnings that are remembered."""
+        """`series`: the writer of the group PREDICTION. `now`: monotonic seconds. `kept_max`: the limit of remembered beginnings."""
         self._series = series
         self._checked = checked
         self._lost = lost
@@ -54,7 +54,7 @@ class SaltWatch:
         self._salts: OrderedDict[int, tuple[str, str]] = OrderedDict()  # hash of a beginning -> its last two salts
 
     def routed(self, request: Request) -> None:
-        """Looks at a request that still has its prompt."""
+        """Checks a request that still has its prompt."""
         salt, text = request.cache_salt, request.prompt.canonical
         if not salt or len(text) < FIRST_BYTES:
             return
@@ -80,7 +80,7 @@ class SaltWatch:
                 request[FOREIGN] = True
 
     def answered(self, request: Request, decision: Decision, usage: Usage) -> None:
-        """Counts an answer whose server had cached what only other salts had."""
+        """Counts an answer if its server had cached a prompt that only came with other salts."""
         if request[FOREIGN] and usage.prompt and (usage.cached or 0) > APART * usage.prompt:
             target = decision.targets[0]
             self._series.count(SALT_IGNORED.name, (target.name, target.namespace, str(target.port)))

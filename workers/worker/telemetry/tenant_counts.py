@@ -1,4 +1,4 @@
-"""Counts what each tenant uses: requests, waits, tokens and refusals, in this worker's series (`epp.metrics.request_series.TENANT`)."""
+"""Counts requests, waits, tokens and refusals of each tenant in this worker's series (`epp.metrics.request_series.TENANT`)."""
 
 from typing import Final
 
@@ -13,7 +13,7 @@ REQUESTS, WAITED, INPUT, CACHED, OUTPUT, OVER_BUDGET, REFUSED = range(7)  # in t
 
 
 class TenantCounts:
-    """Counts for the streams of one worker. A tenant is named as the fairness id of its requests."""
+    """Counts for the streams of one worker. The fairness id of requests names the tenant."""
 
     def __init__(self, series: SeriesWriter, salts: SaltWatch | None = None) -> None:
         """`salts`: None if tenants have no cache salts."""

@@ -32,20 +32,20 @@ def parse_traceparent(text: str) -> Parent | None:
 
 
 class GatewayContext(NamedTuple):
-    """The trace context that a gateway gives in the metadata of a stream. `tracestate`: "" without one."""
+    """The trace context that a gateway gives in the metadata of a stream. `tracestate`: "" if the gateway gives none."""
 
     parent: Parent
     traceparent: str
     tracestate: str
 
     def pass_on(self, headers: codec.Headers, decision: Decision) -> None:
-        """Gives the context to the model server, unless the request's headers have one."""
+        """Gives the context to the model server, unless the request's headers have a context."""
         if parent_in(headers) is None:
             decision.headers[TRACEPARENT] = self.traceparent
             self.pass_state_on(decision)
 
     def pass_state_on(self, decision: Decision) -> None:
-        """Gives `tracestate` to the model server. One of the request belongs to no trace, because the request has no `traceparent`."""
+        """Gives `tracestate` to the model server. A `tracestate` of the request is ignored, because the request has no `traceparent`."""
         if self.tracestate:
             decision.headers[TRACESTATE] = self.tracestate
         else:
@@ -53,7 +53,7 @@ class GatewayContext(NamedTuple):
 
 
 def gateway_context(metadata: Sequence[tuple[bytes, bytes]]) -> GatewayContext | None:
-    """Returns the trace context in the metadata of a stream; None: there is none, or it is malformed."""
+    """Returns the trace context in the metadata of a stream, or None without a valid context."""
     traceparent, states = "", []
     for name, value in metadata:
         if name == MENTION:
@@ -65,5 +65,5 @@ def gateway_context(metadata: Sequence[tuple[bytes, bytes]]) -> GatewayContext |
 
 
 def parent_in(headers: codec.Headers) -> Parent | None:
-    """Returns the span that the headers of a request name as its parent; None: they name none, or it is malformed."""
+    """Returns the span that the headers of a request name as its parent, or None without a valid parent."""
     return parse_traceparent(headers.find(NEEDLE) or "") if headers.mentions(MENTION) else None

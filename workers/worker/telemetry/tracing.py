@@ -14,14 +14,14 @@ pipeline has the same plugins, with wrapped calls (`TracedCalls`), which find th
           │  └─ llm_d.epp.scorer.<type>      one call
           └─ pick_endpoints
 
-A scorer that is not called has no span. The scores of static scorers are kept from one scrape to the next, and a trace shows only the work
-for its own request. `llm_d.epp.scoring` then names these scorers in `llm_d.epp.scoring.kept_scorers`. Shadow profiles have no spans either,
-because they decide nothing.
+A scorer that is not called has no span. The scores of static scorers stay valid from one scrape to the next, and a trace shows only the
+work for its own request. `llm_d.epp.scoring` then names these scorers in `llm_d.epp.scoring.kept_scorers`. Shadow profiles have no spans
+either, because they decide nothing.
 
-The model server gets a `traceparent` whose parent is `gateway.request`; if the request is not sampled, that of the parent. `tracestate`
-comes from where the parent is from. `baggage` passes unchanged. Text from clients is cut to `VALUE_CHARS_MAX` characters, so spans stay
-small. A trace keeps no reference to its request. So there are no reference cycles, and a trace is freed with its stream. This module does
-not know OpenTelemetry: `workers.worker.telemetry.tracing_export` exports the spans.
+The model server gets a `traceparent` whose parent is `gateway.request`; if the request is not sampled, the `traceparent` of the parent.
+`tracestate` has the same source as the parent. `baggage` passes unchanged. Text from clients is cut to `VALUE_CHARS_MAX` characters, so
+spans stay small. A trace keeps no reference to its request. So there are no reference cycles, and a trace is freed with its stream. This
+module does not know OpenTelemetry: `workers.worker.telemetry.tracing_export` exports the spans.
 """
 
 import random
@@ -68,7 +68,7 @@ C = TypeVar("C", bound=Callable[..., Any])
 class Span:
     """One span. Times are nanoseconds since the epoch. `parent`: a span id; 0 for a root.
 
-    `remote`: whether the parent belongs to another process.
+    `remote`: whether the parent is a span of another process.
     """
 
     __slots__ = (
@@ -85,7 +85,7 @@ class Span:
         self.attributes = attributes
         self.remote = False
         self.error = ""
-        self.problem = ""  # the type of the exception; "" without one
+        self.problem = ""  # the type of the exception, or ""
 
     def fail(self, problem: BaseException) -> None:
         """Marks the span as failed by this exception."""
@@ -125,7 +125,7 @@ class Tracer:
     def begin(self, headers: codec.Headers, gateway: GatewayContext | None = None) -> "Trace | None":
         """Begins the trace of a request with these headers. Returns None if the request is not sampled.
 
-        `gateway`: the trace context of the gateway; None: it gives none. It counts only if the headers have no parent.
+        `gateway`: the trace context of the gateway; None without one. This context counts only if the headers have no parent.
         """
         parent = None
         if headers.mentions(MENTION):
@@ -154,7 +154,7 @@ class Trace:
     )  # fmt: skip
 
     def __init__(self, tracer: Tracer, trace_id: int, parent: int, gateway: GatewayContext | None = None) -> None:
-        """`gateway`: the context that the parent is from; None: the parent is from the request's headers, or there is none."""
+        """`gateway`: the context with the parent; None if the parent comes from the request's headers, or if there is no parent."""
         self._tracer = tracer
         self._gateway = gateway
         # Read once, so that a step of the wall clock does not distort spans.
@@ -165,7 +165,7 @@ class Trace:
         self._ready = 0  # the time at which the profile could begin to score
         self._kept: list[str] = []  # the profile's static scorers, until one of them is called
         self.trace_id = trace_id
-        self.about: Mapping[str, Any] = {}  # attributes that all spans get
+        self.about: Mapping[str, Any] = {}  # the attributes of all spans
         root = self.start(REQUEST)
         root.parent, root.remote = parent, parent != 0
 
@@ -194,7 +194,7 @@ class Trace:
         self._finish_to(_DEPTH_REQUEST)
 
     def end(self, error: str) -> None:
-        """Ends the trace with its stream. `error`: the error code; "" without an error."""
+        """Ends the trace with its stream. `error`: the error code, or ""."""
         root = self._open[0]
         root.error = root.error or error
         self._finish_to(0)
@@ -311,7 +311,7 @@ def static_scorers(wired: WiredProfile) -> list[str]:
 
 
 class TracedCalls:
-    """A `Wrap` for the pipeline of traced requests. It applies another one, `inner`, to all calls. Then it adds spans to the calls of
+    """A `Wrap` for the pipeline of traced requests. It applies another `Wrap`, `inner`, to all calls. Then it adds spans to the calls of
     profile handlers, filters, scorers and pickers.
     """
 

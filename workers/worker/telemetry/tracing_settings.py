@@ -1,4 +1,4 @@
-"""Reads the standard OTEL_* variables: which exporter and sampler to use, or that there are no traces.
+"""Reads the standard OTEL_* variables, which choose exporter and sampler, or switch traces off.
 
 The parent reads them once, so that all errors appear before the first fork. This module imports nothing of OpenTelemetry, because its SDK
 starts a thread, and gRPC starts several.
