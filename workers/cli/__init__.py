@@ -27,8 +27,8 @@ from workers.host.printable import printable
 class Entry(NamedTuple):
     """One command, or a group of commands.
 
-    `module`, `command`: where it is; "" for a group. `extra`: the extra of the distribution that it needs. `commands`: those of a group.
-    `usual`: the command of a group that runs without its name.
+    `module`, `command`: where its code is; "" for a group. `extra`: the extra of the distribution that it needs. `commands`: the commands
+    of a group. `usual`: the command of a group that runs without its name.
     """
 
     help: str
@@ -91,7 +91,9 @@ def added(group: str = "") -> Mapping[str, Entry]:
 
 
 class Group(click.Group):
-    """A group of commands. The module of a command is imported when it is called. `entries`: its own, by name; packages may add others."""
+    """A group of commands. The module of a command is imported when it is called. `entries`: its own commands, by name; packages may add
+    others.
+    """
 
     def __init__(self, *, entries: Mapping[str, Entry], usual: str = "", group: str = "", **attributes: Any) -> None:
         super().__init__(**attributes)
@@ -137,9 +139,9 @@ class Main(Group):
         try:
             return super().invoke(ctx)
         except click.ClickException as refused:
-            from workers.cli.flags import BadConfiguration  # a command has imported it already
+            from workers.cli.flags import BadConfiguration  # the command that raised has imported this already
 
-            if not isinstance(refused, BadConfiguration):  # which has several lines, and escapes them when it is shown
+            if not isinstance(refused, BadConfiguration):  # a BadConfiguration has several lines, and escapes them itself
                 refused.message = printable(refused.message)  # type: ignore[misc]
             raise
 
@@ -181,7 +183,7 @@ def _loaded(name: str, entry: Entry) -> click.Command:
 
 
 def drop_unwritable() -> None:
-    """Writes what is buffered for the output, or drops it if that fails. Else Python would try again at its end, and exit with 120."""
+    """Writes the buffered output, or drops it if writing fails. Otherwise Python would try again at its end, and exit with 120."""
     for stream in (sys.stdout, sys.stderr):
         if stream is None:  # it was closed before the start
             continue
@@ -194,7 +196,7 @@ def drop_unwritable() -> None:
 
 
 def missing(command_name: str, module: str, extra: str) -> click.ClickException:
-    """Returns the error for a command that needs a Python module which is not installed. `extra`: the extra that has it; "": none."""
+    """Returns the error for a command that needs a Python module which is not installed. `extra`: the extra with this module, or ""."""
     return click.ClickException(
         f"'epp {command_name}' needs the Python module {module}, which is not installed; "
         f"run pip install '{DISTRIBUTION}{f'[{extra}]' if extra else ''}'"

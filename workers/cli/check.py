@@ -107,20 +107,20 @@ def command(
 
 
 class Used(NamedTuple):
-    """A configuration, and the names of the pools that have it; none if there is only one pool."""
+    """A configuration, and the names of the pools that use it; no names if the picker has one pool."""
 
     config: EffectiveConfig
     pools: list[str]
 
 
 def _found_one(text: str, source: str, options: Options, memory_limit: int | None) -> tuple[list[Used], list[Finding]]:
-    """Returns the configuration, unless it cannot be loaded, and what `epp serve` would find."""
+    """Returns the configuration, or None if it cannot be loaded, and the findings of `epp serve`."""
     config, findings = _found(text, source, options, memory_limit)
     return [] if config is None else [Used(config, [])], [*findings, *object_findings(options.objects_dir)]
 
 
 def _found_pools(text: str, source: str, options: Options, memory_limit: int | None) -> tuple[list[Used], list[Finding]]:
-    """Returns the different configurations of a pools file, and what `epp serve --pools-file` would find."""
+    """Returns the different configurations of a pools file, and the findings of `epp serve --pools-file`."""
     options = msgspec.structs.replace(options, endpoints="", pool_given=False, endpoint_selector="")  # a pool says where they come from
     try:
         file = pools_file.read(text, source)
@@ -141,7 +141,7 @@ def _found_pools(text: str, source: str, options: Options, memory_limit: int | N
 
 
 def _by_pool(used: Sequence[Used], *, failed: bool) -> Any:
-    """Returns the effective configurations by pool as plain values; None if one of them is not valid."""
+    """Returns the effective configurations by pool as plain values, or None if any configuration is invalid."""
     return None if failed else {name: each.config.document for each in used for name in each.pools}
 
 
@@ -151,7 +151,7 @@ def _shown(used: Sequence[Used]) -> str:
 
 
 def _of_pools(file: PoolsFile, texts: Sequence[PoolText | None], options: Options, used: dict[PoolText, Used]) -> Iterator[ConfigError]:
-    """Yields what does not fit between a pool and its configuration. Adds the pools to their configurations."""
+    """Yields an error for each mismatch of a pool and its configuration. Adds the pools to their configurations."""
     beside = Beside()
     for entry, text in zip(file.pools, texts, strict=True):
         if text is None or text not in used:
@@ -178,7 +178,7 @@ def _print_findings(findings: Sequence[Finding], quiet: bool, strict: bool) -> N
 
 
 def _found(text: str | None, source: str, options: Options, memory_limit: int | None) -> tuple[EffectiveConfig | None, list[Finding]]:
-    """Returns the configuration, and what `epp serve` would find with these options. None: it cannot be loaded."""
+    """Returns the configuration, or None if it cannot be loaded, and the findings of `epp serve` with these options."""
     surroundings = Surroundings(
         options.scrape_interval_s, options.body_bytes_max, memory_limit, leader_election=options.ha_enable_leader_election
     )
@@ -189,7 +189,7 @@ def _found(text: str | None, source: str, options: Options, memory_limit: int | 
         return None, [*errors.warnings, *errors.errors]
     except PluginImportError as error:
         raise click.ClickException(str(error)) from error
-    if options.endpoints or options.pool_given or options.endpoint_selector:  # else the source is not known here
+    if options.endpoints or options.pool_given or options.endpoint_selector:  # otherwise the source of endpoints is not known
         check_discovery(options, config)
         if (wrong := missing_secret(options, config)) is not None:
             return None, [*config.warnings, wrong]
@@ -208,7 +208,7 @@ def _migrated(text: str, source: str) -> str:
 
 
 def _current_values(text: str, source: str, *, migrate: bool) -> str:
-    """Returns values of one of GIE's Helm charts as values of this chart. Raises BadConfiguration unless that is asked for."""
+    """Returns values of one of GIE's Helm charts as values of this chart. Raises BadConfiguration unless `migrate` asks for this."""
     if not migrate:
         why = "these are values of a Helm chart of the Gateway API Inference Extension, not a configuration"
         fix = "epp config check --migrate prints them for this chart; epp manifests --values takes them as they are"

@@ -42,13 +42,13 @@ STDIN = "-"
 NAME_MAX = 253
 NAMESPACE = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
 NAME = re.compile(r"[a-z0-9](?:[-a-z0-9.]*[a-z0-9])?")
-# Flags of other commands, as `epp serve` has them.
+# Flags of `epp serve` that other commands share.
 plugin_path_option: Callable[[F], F] = flag("plugin-path", str, "", PLUGIN_PATH)
 experimental_option: Callable[[F], F] = flag("allow-experimental-plugins", BOOL, "false", EXPERIMENTAL)
 
 
 def shown_path(path: str) -> str:
-    """Returns a file's path as messages show it."""
+    """Returns a file's path in the form that messages show."""
     return "<stdin>" if path == STDIN else path
 
 
@@ -124,7 +124,9 @@ def refusing_errors() -> Iterator[None]:
 
 
 def load_text(text: str | None, source: str, *, allow_experimental: bool, surroundings: Surroundings) -> EffectiveConfig:
-    """Loads a configuration; None stands for the built-in one. Raises BadConfiguration, or ClickException for a broken installation."""
+    """Loads a configuration; None stands for the built-in configuration. Raises BadConfiguration, or ClickException for a broken
+    installation.
+    """
     try:
         with refusing_errors(), without_threads():
             return load(text, source, allow_experimental=allow_experimental, surroundings=surroundings)
@@ -133,7 +135,7 @@ def load_text(text: str | None, source: str, *, allow_experimental: bool, surrou
 
 
 def key_findings(config: EffectiveConfig) -> list[Finding]:
-    """Checks the API keys of a configuration. Returns a warning for each of their files that cannot be read. Raises ConfigErrors.
+    """Checks the API keys of a configuration. Returns a warning for each unreadable file of keys. Raises ConfigErrors.
 
     A machine that checks a configuration need not have the keys.
     """
@@ -143,7 +145,9 @@ def key_findings(config: EffectiveConfig) -> list[Finding]:
 
 
 def object_findings(folder: str, pools: Sequence[PoolName] = ()) -> list[Finding]:
-    """Returns errors and warnings about the objects in a folder. Returns an empty list if `folder` is "". `pools`: if there are several."""
+    """Returns errors and warnings about the objects in a folder. Returns an empty list if `folder` is "". `pools`: the names of several
+    pools.
+    """
     if not folder:
         return []
     remarks: list[str] = []
@@ -178,7 +182,7 @@ def read_given(options: Options) -> Given:
 
 
 def load_config(options: Options, given: Given | None = None) -> EffectiveConfig:
-    """Loads the configuration of `epp serve` and prints its warnings. `given`: the configuration as it was read; if None, reads it first.
+    """Loads the configuration of `epp serve` and prints its warnings. `given`: the configuration as read; if None, reads it first.
 
     Checks that endpoints come from exactly one source. Raises BadConfiguration.
     """
@@ -201,7 +205,8 @@ def load_config(options: Options, given: Given | None = None) -> EffectiveConfig
 def missing_packages(options: Options, config: EffectiveConfig) -> list[ConfigError]:
     """Returns an error for each package that is not installed although a picker with these options and this configuration needs it.
 
-    A plugin's constructor finds those of the plugin. Manifests for a pod do not ask: its image has packages of its own.
+    Does not check the packages of plugins, which their constructors check. Manifests for a pod do not call this, because its image has its
+    own packages.
     """
     sources = Sources(options, config)
     needs = (
@@ -247,7 +252,7 @@ def check_without_kubernetes(options: Options, place: str) -> None:
 
 
 def check_discovery(options: Options, config: EffectiveConfig) -> None:
-    """Checks that endpoints come from one source. --pool-name names a source only if there is no other one.
+    """Checks that endpoints come from one source. --pool-name names a source only without another source.
 
     --endpoints replaces the discovery plugin of a configuration, with a notice. So each file in `deploy/config` runs with any servers.
     """
@@ -284,13 +289,13 @@ def check_names(namespace: str, pool: str | None) -> None:
 
 
 def check_kubernetes(options: Options, config: EffectiveConfig) -> None:
-    """Checks the credentials for the API server if endpoints come from Kubernetes. For the start only. Raises BadConfiguration.
+    """Checks the credentials for the API server if endpoints come from Kubernetes. Only for the start. Raises BadConfiguration.
 
-    A picker that runs has credentials, and those that expire may be replaced at any time. So a reload does not depend on them.
+    A running picker has credentials, and expired credentials may be replaced at any time. So a reload does not depend on credentials.
     """
     if not Sources(options, config).in_kubernetes:
         return
-    from workers.supervisor.kube.credentials import check_credentials  # pickers outside of Kubernetes need nothing of it
+    from workers.supervisor.kube.credentials import check_credentials  # late: not all pickers need it
 
     try:
         check_credentials(kubeconfig_files(os.environ))
@@ -312,7 +317,9 @@ def check_endpoints(options: Options, config: EffectiveConfig) -> None:
 
 
 def check_objects(folder: str, pools: Sequence[PoolName] = ()) -> None:
-    """Checks the objects in a folder as the supervisor does at its first start. Raises BadConfiguration. `pools`: if there are several."""
+    """Checks the objects in a folder as the supervisor does at its first start. Raises BadConfiguration. `pools`: the names of several
+    pools.
+    """
     if not folder:
         return
     try:

@@ -109,7 +109,7 @@ def _tell(explanations: Sequence[Explanation], title: str) -> None:
 
 
 def _show_receipt(port: MetricsPort, receipt: str, *, as_json: bool) -> None:
-    """Prints what a receipt says, and the decision if a worker remembers it."""
+    """Prints the content of a receipt, and the decision if a worker remembers it."""
     path = f"/debug/receipt?{urllib.parse.urlencode({'id': receipt})}"
     if as_json:
         echo_text(port.page(path), nl=False)
@@ -118,7 +118,7 @@ def _show_receipt(port: MetricsPort, receipt: str, *, as_json: bool) -> None:
 
 
 def _traced(path: str, wanted: str, config: EffectiveConfig | None) -> list[Explanation]:
-    """Explains a recorded decision, and that of `config` at the same moment. Raises ClickException."""
+    """Explains a recorded decision, and the decision of `config` at the same moment. Raises ClickException."""
     try:
         request, trace = found_in_trace(batches_of(path, lambda problem: echo(f"warning: {problem}", err=True)), wanted)
         explanations = [why_then(request, trace)]
@@ -132,8 +132,8 @@ def _traced(path: str, wanted: str, config: EffectiveConfig | None) -> list[Expl
 
 
 def _live(port: MetricsPort, wanted: Wanted, count: int) -> list[Explanation]:
-    """Returns decisions that workers remember or that are recorded: of a time first those of the recording, which says what became of
-    them; else first those of the workers, which are newer. Raises ClickException.
+    """Returns decisions that workers remember or that are recorded. For a wanted time, recorded decisions come first, because the recording
+    has their outcome. Otherwise the workers' decisions come first, because they are newer. Raises ClickException.
     """
     if wanted.at is not None:
         try:

@@ -1,7 +1,8 @@
-"""Finds decisions by request id, time, tenant or endpoint for `epp explain`: in what workers remember, and in the small recording.
+"""Finds decisions by request id, time, tenant or endpoint for `epp explain`: among the decisions that workers remember, and in the small
+recording.
 
-The picker says where its files are, and by which number they name a tenant. This command reads them itself, so it must run beside the
-picker and as its user.
+The picker reports where its files are, and the number that stands for a tenant. This command reads the files itself, so it must run on the
+picker's machine as the picker's user.
 """
 
 import datetime
@@ -29,12 +30,12 @@ from workers.supervisor.pages.decisions import Recorded
 AGO: Final = re.compile(r"(\d+(?:\.\d+)?)(s|m|h)")
 SECONDS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0}
 DAY_S: Final = 86_400.0
-# When a request that just ended is written: workers keep records for a heartbeat, and the supervisor a frame for a second.
+# The time until an ended request is in the file: workers keep records for a heartbeat, and the supervisor keeps a frame for a second.
 WRITTEN_S: Final = 2.5
 
 
 class Wanted(NamedTuple):
-    """What to look for. `at`: seconds since the epoch; None: the newest ones. An empty field matches every request."""
+    """The wanted decisions. `at`: seconds since the epoch; None for the newest decisions. An empty field matches every request."""
 
     request_id: str = ""
     at: float | None = None
@@ -43,7 +44,7 @@ class Wanted(NamedTuple):
     pool: str = ""
 
     def remembered(self, decisions: Sequence[Explanation], now: float) -> list[Explanation]:
-        """Returns those of the decisions that workers remember which are wanted, the best first. `now`: seconds since the epoch."""
+        """Returns the wanted decisions among those that workers remember, the best first. `now`: seconds since the epoch."""
         wanted = [each for each in decisions if self._fits(each)]
         if self.at is None:
             return wanted
@@ -66,7 +67,7 @@ class Wanted(NamedTuple):
 
 
 def wanted_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds the options that say which decision is wanted. The command gets a `Wanted`."""
+    """Adds the options that describe the wanted decision. The command gets a `Wanted`."""
 
     @click.option("--request-id", default="", help="The decision on the request with this x-request-id.")
     @click.option("--at", "time_text", default="", help="The one next to this time: 10m (ago), 18:05, 2026-01-31T18:05 (UTC).")
@@ -82,9 +83,9 @@ def wanted_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def moment(text: str, now: float) -> float:
-    """Returns the seconds since the epoch that a text means: `10m` (ago), `18:05`, `18:05:30` or a date and time. Raises UsageError.
+    """Returns the time of a text, in seconds since the epoch: `10m` (ago), `18:05`, `18:05:30` or a date and time. Raises UsageError.
 
-    `now`: seconds since the epoch. Times without an offset are UTC. A time of day is the latest one that has been.
+    `now`: seconds since the epoch. Times without an offset are UTC. A time of day means the last time before `now`.
     """
     if ago := AGO.fullmatch(text):
         return now - float(ago[1]) * SECONDS[ago[2]]
@@ -100,7 +101,7 @@ def moment(text: str, now: float) -> float:
 
 
 def explained(port: MetricsPort, wanted: Wanted, count: int) -> list[Explanation]:
-    """Returns the explanations of up to `count` recorded decisions: next to `wanted.at`, or the newest ones. Raises ClickException."""
+    """Returns the explanations of up to `count` recorded decisions: next to `wanted.at`, or the newest decisions. Raises ClickException."""
     query = urllib.parse.urlencode({"flow": wanted.flow})
     recorded = port.read(f"/debug/decisions/recorded?{query}", msgspec.json.Decoder(Recorded).decode)
     if not recorded.folder:

@@ -1,7 +1,7 @@
-"""Explains a recorded decision: why then, and where another configuration would send the request at the same moment.
+"""Explains a recorded decision: why the picker decided so, and where another configuration would send the request at the same moment.
 
-The first explanation has only what the recording says: no decision is made. The second one is made by the code of workers, on the recorded
-endpoints, values, load and cached prefixes. The prompt is not in the recording, so one of the same length stands for it.
+The first explanation comes from the recording alone. For the second explanation, the code of workers decides on the recorded endpoints,
+values, load and cached prefixes. The recording has no prompt, so another prompt of the same length stands for it.
 """
 
 import datetime
@@ -27,7 +27,9 @@ DOWN, EJECTED = 4, 8
 
 
 def found(batches: Iterator[list[Record]], wanted: str) -> tuple[Traced, Trace]:
-    """Returns the request with this x-request-id or number, and the recording up to its end. Raises Unreadable if there is none."""
+    """Returns the request with this x-request-id or number, and the recording up to its end. Raises Unreadable if the recording has no such
+    request.
+    """
     trace, hashed = Trace(), id_hash(wanted)
     for batch in batches:
         for record in batch:
@@ -46,7 +48,7 @@ def _is(request: Traced, wanted: str, hashed: int) -> bool:
 
 
 def why_then(request: Traced, trace: Trace) -> Explanation:
-    """Explains the decision from what was recorded. Fairness id and headers are not known."""
+    """Explains the decision from the recording. Fairness id and headers are not known."""
     decided, ended = request.decided, request.ended
     profiles = {profile.name: profile for profile in request.config.profiles} if request.config is not None else {}
     addresses = {member.slot: member.address for member in request.endpoints if member is not None}
@@ -69,7 +71,7 @@ def why_then(request: Traced, trace: Trace) -> Explanation:
 
 
 def _outcome(request: Traced) -> str:
-    """Says when the request came, how long it waited in the picker, and what its server answered."""
+    """Describes when the request arrived, how long it waited in the picker, and the server's answer."""
     decided, ended = request.decided, request.ended
     arrived = f"arrived {datetime.datetime.fromtimestamp(request.at, datetime.UTC):%Y-%m-%d %H:%M:%S} UTC" if request.at else "arrived"
     parts = [f"{arrived}, decided after {_time(decided.waited_s)}"]
@@ -89,7 +91,7 @@ def _time(seconds: float) -> str:
 
 
 def with_config(config: EffectiveConfig, request: Traced, trace: Trace) -> Explanation:
-    """Decides on the request again, with this configuration, at the recorded moment. Raises OfflineError."""
+    """Decides on the request again with this configuration, for the recorded moment. Raises OfflineError."""
     decided, members = request.decided, request.considered()
     here = [(row, member) for row, member in enumerate(members) if member is not None]
     inflight = ints(decided.inflight)
@@ -164,7 +166,7 @@ def _profiled(request: Traced, trace: Trace, run: Run, profile: Scoring | None) 
 
 
 def _places(decided: Decided, size: int) -> dict[int, int]:
-    """Returns row in the endpoint list -> place in `decided.inflight`."""
+    """Returns row in the endpoint list -> index in `decided.inflight`."""
     rows = range(size) if decided.rows is None else ints(decided.rows).tolist()
     return {row: place for place, row in enumerate(rows)}
 
@@ -191,7 +193,7 @@ def _candidate(
 
 
 def _scores(run: Run, profile: Scoring | None, totals: Sequence[float]) -> list[list[Scored]]:
-    """Returns the scores of each scored endpoint. Static scorers share what the others leave of the total."""
+    """Returns the scores of each scored endpoint. Static scorers share the rest of the total."""
     rest = list(totals)
     rows: list[list[Scored]] = [[] for _ in totals]
     if profile is None:

@@ -17,7 +17,7 @@ PREDICTED = "predicted cached"
 
 
 def receipt_lines(opened: Opened) -> Iterator[str]:
-    """Returns the lines that `epp explain RECEIPT` prints: what the receipt says, and the decision if a worker remembers it."""
+    """Returns the lines that `epp explain RECEIPT` prints: the content of the receipt, and the decision if a worker remembers it."""
     when = datetime.datetime.fromtimestamp(opened.at, datetime.UTC)
     yield f"decided at {when:%Y-%m-%d %H:%M:%S} UTC by worker {opened.worker} with configuration {opened.configuration}"
     yield f"sent to {opened.target}: {opened.reason}"
@@ -35,7 +35,7 @@ def receipt_lines(opened: Opened) -> Iterator[str]:
 
 
 def lines(e: Explanation) -> Iterator[str]:
-    """Returns the lines that `epp explain` prints. Cells of tables are escaped, because that changes their width; the rest is not."""
+    """Returns the lines that `epp explain` prints. Escapes only the cells of tables, because escapes change their width."""
     ago = f"{e.ago_s:.1f} s ago  " if e.ago_s else ""
     yield f"request {e.request_id or '(no id)'}  {ago}worker {e.worker}"
     target = f" as {e.target_model}" if e.target_model != e.model else ""

@@ -122,7 +122,7 @@ class Flag(click.Option):
         return [self.envvar] if isinstance(self.envvar, str) else list(self.envvar or ())
 
     def variable(self) -> str | None:
-        """Returns the environment variable that gives the value; None if none of them is set."""
+        """Returns the environment variable that gives the value, or None if no variable is set."""
         for name in self.variables:
             value = os.environ.get(name)
             if value and not value.startswith(_SERVICE_LINKS):
@@ -154,7 +154,7 @@ class Once(click.Command):
 class Grouped(Once):
     """Shows the flags that most users need with --help, and all flags, under the headings of their groups, with --help-all.
 
-    `common`: the names of the former.
+    `common`: the names of the flags that most users need.
     """
 
     def __init__(self, *args: Any, common: Sequence[str], **attributes: Any) -> None:
@@ -213,7 +213,7 @@ def with_variables(message: str, ctx: click.Context) -> str:
 
 
 def given(ctx: click.Context) -> dict[str, str]:
-    """Returns name of a flag -> where its value comes from: the flag itself, or an environment variable. Leaves out defaults."""
+    """Returns name of a flag -> the source of its value: the flag itself, or an environment variable. Skips defaults."""
     sources = {
         click.core.ParameterSource.COMMANDLINE: lambda flag: f"--{flag.name.replace('_', '-')}",
         click.core.ParameterSource.ENVIRONMENT: lambda flag: f"environment variable {flag.variable()}",
@@ -247,7 +247,7 @@ def misspelt(environ: Iterable[str], variables: Collection[str]) -> list[str]:
 
 
 def _closest(name: str, known: Sequence[str]) -> list[str]:
-    from difflib import get_close_matches  # only here: few processes see a wrong name
+    from difflib import get_close_matches  # a late import, because few processes see a wrong name
 
     return get_close_matches(name, known, n=1, cutoff=SIMILARITY_MIN)
 
@@ -255,9 +255,9 @@ def _closest(name: str, known: Sequence[str]) -> list[str]:
 def flag(
     name: str, kind: Any, default: Any, text: str, *, short: str = "", env: tuple[str, ...] = (), repeated: bool = False
 ) -> Callable[[F], F]:
-    """Makes one flag. `env`: more environment variables, which are read if `EPP_<NAME>` is not set.
+    """Makes one flag. `env`: further environment variables, which count if `EPP_<NAME>` is not set.
 
-    `repeated`: whether it may be given several times. Its value is then one text with commas.
+    `repeated`: whether the flag may be given several times. Its value is then one text with commas.
     """
     variables = [PREFIX + name.upper().replace("-", "_"), *env]
     names = [f"--{name}", *([short] if short else []), name.replace("-", "_")]

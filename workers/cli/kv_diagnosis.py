@@ -9,11 +9,13 @@ from epp.prefix.kv_events import Event, MalformedBatch, Removed, Stored, decode,
 from workers.host.printable import printable
 
 SHOWN_CHARS_MAX: Final = 128
-KINDS_MAX: Final = 16  # how many different topics and block sizes are remembered
+KINDS_MAX: Final = 16  # the number of remembered topics and block sizes
 
 
 class ExpectedEvents(msgspec.Struct, frozen=True, kw_only=True):
-    """What the picker expects of an endpoint. `block_tokens` 0 and `model` "" accept every value. `events`: how many events are enough."""
+    """The picker's expectations of an endpoint. `block_tokens` 0 and `model` "" accept every value. `events`: how many events are
+    enough.
+    """
 
     topic: str
     block_tokens: int = 0
@@ -41,7 +43,7 @@ class Heard:
     def take(self, topic: bytes, number: int, payload: bytes) -> list[str]:
         """Takes one message, and returns a line about each of its events. `topic`: empty in replays of older engines.
 
-        `number`: the message's own number; -1 if it does not have the frames of an event message.
+        `number`: the message's own number, or -1 if the message does not have the frames of an event message.
         """
         self.messages += 1
         if number < 0:
@@ -62,7 +64,7 @@ class Heard:
         return [f"  {number}  {self._line(event)}" for event in batch.events]
 
     def problems(self) -> list[str]:
-        """Returns what is wrong, with the fix. The list is empty if the picker can follow this endpoint."""
+        """Returns the faults with their fixes. The list is empty if the picker can follow this endpoint."""
         found = [f"{text} ({count} times)" for text, count in self.malformed.items()]
         wanted = self.wanted
         if self.other_topics and not self.topics:

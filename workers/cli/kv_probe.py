@@ -33,7 +33,7 @@ class Trouble(Exception):
 
 
 class AskedEvents(NamedTuple):
-    """What the options of the command ask for. A value that is None is that of the configuration."""
+    """The options of the command. If an option is None, the value of the configuration counts."""
 
     topic: str | None
     block_tokens: int | None
@@ -68,7 +68,7 @@ def follow(address: str, config_file: str, asked: AskedEvents) -> int:
 
 
 def _configured(file: str, events: int) -> tuple[int, int, ExpectedEvents]:
-    """Reads a configuration. Returns the event port, the replay port, and what the picker expects of the events."""
+    """Reads a configuration. Returns the event port, the replay port, and the picker's expectations of the events."""
     config = load_text(read_file(file), shown_path(file), allow_experimental=True, surroundings=DEFAULT_SURROUNDINGS)
     plugins = config.pipeline.plugins.values()
     settings = kv_settings(plugins)
@@ -95,7 +95,7 @@ def _parts(address: str, port: int) -> tuple[str, int]:
 
 
 def _read(host: str, port: int, replay_port: int, wanted: ExpectedEvents, timeout_s: float) -> Heard:
-    """Reads events until there are enough, or `timeout_s` seconds have passed. Raises Trouble if there are none."""
+    """Reads events until there are enough, or `timeout_s` seconds have passed. Raises Trouble without any event."""
     try:
         import zmq
 

@@ -8,8 +8,8 @@ The endpoints file has the format of file discovery. An entry may also have thes
     cached: 0.8                               share of the prompt that the endpoint's prefix cache holds
     state: fresh | stale | unknown | down     default: fresh if there are values, otherwise unknown
 
-Nothing is remembered between decisions: plugins that learn from requests start empty. If tenants are configured, the fairness id in the
-request's headers names the tenant.
+No state stays between decisions: plugins that learn from requests start empty. If tenants are configured, the fairness id in the request's
+headers names the tenant.
 """
 
 import asyncio
@@ -74,9 +74,7 @@ class OfflineRequest(NamedTuple):
 
 
 class Known(msgspec.Struct, frozen=True, rename="camel"):
-    """What an entry of the endpoints file says about an endpoint beyond the fields of file discovery: the scraped values, load and state to
-    assume offline.
-    """
+    """The further fields of an entry of the endpoints file: the scraped values, load and state to assume offline."""
 
     values: dict[str, float | list[str]] = {}
     in_flight: Annotated[int, msgspec.Meta(ge=0)] = 0
@@ -125,21 +123,23 @@ async def _decided(config: EffectiveConfig, offline_request: OfflineRequest, poo
 
 
 def _tenant(config: EffectiveConfig, headers: codec.Headers) -> Tenant | None:
-    """Returns the tenant that the fairness id names, because offline no gateway vouches for one; None if no tenants are configured."""
+    """Returns the tenant that the fairness id names, because offline no gateway vouches for a tenant. Returns None if no tenants are
+    configured.
+    """
     if config.tenants is None:
         return None
     return tenants_of(replace(config.tenants, sources=()), {}).named(fairness_id(headers) or UNKNOWN)
 
 
 class OfflinePool(PrefixIndex, Protocol):
-    """What the services of plugins need of a pool."""
+    """The part of a pool that the services of plugins use."""
 
     def candidates(self, subset: Subset | None) -> Candidates:
         """Returns all endpoints."""
 
 
 class FilePool:
-    """Serves as the `epp.decision.decide.EndpointPool` and as the prefix index. Both have what the endpoints file says."""
+    """Serves as the `epp.decision.decide.EndpointPool` and as the prefix index. Both have the data of the endpoints file."""
 
     def __init__(self, config: EffectiveConfig, entries: Sequence[Entry], known: Sequence[Known]) -> None:
         endpoints = [
@@ -187,7 +187,7 @@ class FilePool:
         raise OfflineError(f"shadow profile '{profile.name}' failed: {problem!r}") from problem
 
     def match(self, hashes: Hashes) -> Mapping[int, int]:
-        """Returns owner -> number of leading blocks that it holds."""
+        """Returns owner -> number of leading blocks that the owner holds."""
         held = {row + 1: round(known.cached * len(hashes)) for row, known in enumerate(self._known)}
         return {owner: blocks for owner, blocks in held.items() if blocks}
 
@@ -211,7 +211,7 @@ def _read(path: str) -> tuple[list[Entry], list[Known]]:
     assert isinstance(root.value, dict)  # `parse_file` has checked it
     listed, entries = root.value["endpoints"].value, parsed.entries
     assert isinstance(listed, list)
-    # fewer endpoints than entries: the remarks say which one is given twice
+    # fewer endpoints than entries: the remarks say which entry is given twice
     if parsed.faults or len(listed) != len(entries):
         raise OfflineError(str(DiscoveryError([*parsed.faults, *parsed.remarks])))
     known = [

@@ -1,4 +1,6 @@
-"""Prints what commands say. Names of models, endpoints and tenants come from strangers, so each text is escaped first (`printable`)."""
+"""Prints the output of commands. Names of models, endpoints and tenants come from strangers, so each text is escaped first
+(`printable`).
+"""
 
 from collections.abc import Iterable, Sequence
 

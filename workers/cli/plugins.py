@@ -116,7 +116,7 @@ def describe(cls: type[Plugin], sample: Plugin | type[Plugin]) -> Entry:
 
 
 def _of_queues(cls: type[Plugin]) -> Entry:
-    """Describes what a queue of flow control can do, or what a policy needs of its queue."""
+    """Describes the abilities of a queue of flow control, or the abilities that a policy needs of its queue."""
     capabilities = {"can": getattr(cls, "capabilities", None), "needs": getattr(cls, "queue_needs", None)}
     return {what: words(each) for what, each in capabilities.items() if isinstance(each, Capability)}
 

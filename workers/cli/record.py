@@ -115,7 +115,7 @@ def _recorded(run_dir: str, name: str, ask: asks.RecordAsk) -> asks.RecordingSta
 
 
 def _begun(run_dir: str, name: str, ask: asks.RecordAsk) -> asks.RecordingState:
-    """Waits for the picker's answer. Raises ClickException if it refuses, or does not answer."""
+    """Waits for the picker's answer. Raises ClickException if the picker refuses or does not answer."""
     until = time.monotonic() + ANSWER_S
     while time.monotonic() < until:
         state = asks.told(run_dir, name, ask.id)
@@ -130,7 +130,7 @@ def _begun(run_dir: str, name: str, ask: asks.RecordAsk) -> asks.RecordingState:
 def _followed(run_dir: str, name: str, state: asks.RecordingState, until: float) -> asks.RecordingState:
     """Follows the recording to its end. Raises ClickException if it does not end in time.
 
-    Warns as soon as `REPORTS_AFTER_S` have shown whether answers report usage, because that can still be changed then.
+    Warns as soon as `REPORTS_AFTER_S` have shown whether answers report usage, because the user can still change this then.
     """
     look_at = time.monotonic() + REPORTS_AFTER_S
     while state.state == "recording":

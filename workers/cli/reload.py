@@ -38,7 +38,7 @@ PER_CENT: Final = WHOLE // 100
 class Watched:
     """Reads the state of one picker's reloads from its shared memory. Raises SegmentError if the memory cannot be read.
 
-    `key`: the number of the pool; None: of the only pool, or of the list of pools.
+    `key`: the number of the pool; None for the only pool, or for the list of pools.
     """
 
     def __init__(self, seen: Seen) -> None:
@@ -57,7 +57,7 @@ class Watched:
         self._documents = DocumentReader(documents.schema, documents.region)
 
     def status(self) -> ReloadStatus | None:
-        """Returns the present state; None if the picker has just been started."""
+        """Returns the present state, or None if the picker has just started."""
         return reload_status.read(self._reader, self._last if self.key is None else self.key)
 
     def generations(self) -> list[int]:
@@ -66,7 +66,7 @@ class Watched:
         return [number for ordinal, number in enumerate(used) if ordinal and self._areas.serving(ordinal)]
 
     def pools(self, seen: Seen) -> Sequence[str]:
-        """Returns the names of several pools by number, "" for a place without one; none if there is only one pool."""
+        """Returns the names of several pools by number, with "" for a place without a pool. Returns no names if the picker has one pool."""
         return PoolNames(self._documents, seen.pools).current()
 
     def close(self) -> None:
@@ -133,7 +133,7 @@ def try_(file: str, share: int, by: str, picker: Named, pool: str, timeout: floa
 
     Exit code 0: all workers try it; 1: no such picker, or no result in time; 78: the configuration was refused.
     """
-    from workers.cli.configuration import read_file, shown_path  # takes long, and the other commands need nothing of it
+    from workers.cli.configuration import read_file, shown_path  # a slow import, which the other commands do not need
 
     ask = Ask("try", read_file(file), shown_path(file), Share(share, by), pool)
     result, workers = changed(picker, timeout, ask)
@@ -203,7 +203,7 @@ def changed(picker: Named, timeout: float, ask: Ask) -> tuple[ReloadStatus, int]
 
 
 def _key(watched: Watched, seen: Seen, ask: Ask) -> int | None:
-    """Returns the number of the pool that a command is about; None: all of them, or the only one. Raises UsageError."""
+    """Returns the number of the pool that a command is about; None for all pools, or for the only pool. Raises UsageError."""
     names = watched.pools(seen)
     check_pool(ask.pool, names)
     if not ask.pool and names and ask.what != "reload":

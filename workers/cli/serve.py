@@ -80,9 +80,9 @@ def run_parent(instance: Instance) -> int:
 
 
 def import_parts(instance: Instance) -> None:
-    """Imports what only some commands or some pickers need, once for all children, and safe to fork.
+    """Imports modules that only some commands or some pickers need, once for all children, while forking stays safe.
 
-    A child that imported it when it is needed would hold up its event loop: on a starved CPU, for so long that it counts as hung.
+    A late import in a child would stop its event loop: on a busy CPU for so long that the child counts as hung.
     """
     import encodings.idna  # noqa: F401  # the codec with which host names are looked up
 

@@ -1,4 +1,4 @@
-"""Defines the flags of `epp serve` under their headings: those of the reference picker, and our own.
+"""Defines the flags of `epp serve` under their headings: flags of the reference picker, and our own flags.
 
 This module has names, types, defaults and help texts. `workers.cli.serve_options` checks the values.
 """
@@ -27,12 +27,12 @@ TRUST = (
 
 
 class Unsupported(NamedTuple):
-    """A flag of the reference picker that has no effect here, whatever its value."""
+    """A flag of the reference picker that has no effect in this picker."""
 
     name: str
     kind: Any
     why: str
-    silent: tuple[Any, ...] = ()  # values that ask for what this picker does anyway, so they cause no warning
+    silent: tuple[Any, ...] = ()  # values that ask for the behaviour of this picker, so they cause no warning
 
 
 UNSUPPORTED = (

@@ -2,8 +2,9 @@
 
     command line, environment ─ click ─▶ values ─ collect ─▶ Options (frozen) and warnings
 
-Some flags of the reference picker have no effect here. If that does not change how the picker serves, such a flag only causes a warning.
-Otherwise it is refused with exit code 78. All errors are reported at once. This module reads no files and knows no plugins.
+Some flags of the reference picker have no effect in this picker. If the missing effect does not change how the picker serves, such a flag
+only causes a warning. Otherwise the flag is refused with exit code 78. All errors are reported at once. This module reads no files and
+knows no plugins.
 """
 
 import functools
@@ -65,9 +66,9 @@ def serve_options(callback: Callable[..., R]) -> Callable[..., R]:
 
 
 def flags_beside(*shown: str) -> Callable[[F], F]:
-    """Adds the flags of `epp serve` to a command about one configuration file: all but those that name a configuration.
+    """Adds the flags of `epp serve` to a command about one configuration file: all flags except flags that name a configuration.
 
-    `shown`: the names of those that the command's help lists.
+    `shown`: the names of the flags that the command's help lists.
     """
 
     def added(function: F) -> F:
@@ -197,7 +198,7 @@ def _checked(values: Mapping[str, Any], errors: list[str]) -> None:
 
 
 def _untrustable(names: Sequence[str]) -> list[str]:
-    """Returns what is wrong with the names of --trust-client-headers."""
+    """Returns the errors in the names of --trust-client-headers."""
     words = (ALL, NONE)
     known = (*words, GATEWAY, *GROUPS)
     found = [
@@ -211,9 +212,9 @@ def _untrustable(names: Sequence[str]) -> list[str]:
 
 
 def _trusted(names: Sequence[str]) -> tuple[str, ...]:
-    """Returns the groups of client headers that the picker reads, after GATEWAY if the gateway removes those of clients.
+    """Returns the groups of client headers that the picker reads, after GATEWAY if the gateway removes these headers from client requests.
 
-    `names`: faultless. Without a group, GATEWAY stands for the groups that are trusted by default.
+    `names`: checked names. Without a group, GATEWAY stands for the groups that are trusted by default.
     """
     if ALL in names:
         return tuple(GROUPS)
@@ -257,7 +258,7 @@ def _ports(values: Mapping[str, Any], errors: list[str]) -> None:
 
 
 def _transport(values: Mapping[str, Any], errors: list[str], warnings: list[str]) -> None:
-    """Warns of what differs with --transport grpcio, and refuses flags that it would ignore."""
+    """Warns of the differences of --transport grpcio, and refuses flags that this transport would ignore."""
     if values["transport"] != "grpcio":
         return
     warnings.append(
@@ -272,7 +273,7 @@ def _transport(values: Mapping[str, Any], errors: list[str], warnings: list[str]
 
 
 def _requires_tokens(values: Mapping[str, Any]) -> bool:
-    """Returns whether the metrics port requires tokens. Assumes that the configuration, which was not read yet, has no discovery plugin."""
+    """Returns whether the metrics port requires tokens. Assumes that the configuration, which is not read yet, has no discovery plugin."""
     in_kubernetes = (values["pool_name"] or values["endpoint_selector"]) and not values["endpoints"]
     return bool(in_kubernetes) and values["metrics_endpoint_auth"] is not False
 
@@ -339,7 +340,7 @@ def _replicas(values: Mapping[str, Any], environ: Mapping[str, str], errors: lis
         if unused:
             warnings.append(f"{' and '.join(unused)}: no effect without --replica-store")
         return
-    from workers.replicas.address import parse_address  # pickers without a store need nothing of it
+    from workers.replicas.address import parse_address  # a late import, because pickers without a store do not need this module
 
     try:
         address = parse_address(url)
@@ -355,7 +356,7 @@ def _replicas(values: Mapping[str, Any], environ: Mapping[str, str], errors: lis
 
 
 def _replica_prefix(values: Mapping[str, Any], environ: Mapping[str, str]) -> str:
-    """Returns the beginning of all names in the store; "" without a store."""
+    """Returns the beginning of all names in the store, or "" without a store."""
     if not values["replica_store"]:
         return ""
     several = values.get("pools_file") or values["service_name"] or "," in values["pool_name"]
@@ -375,7 +376,7 @@ def _tracing(values: Mapping[str, Any], environ: Mapping[str, str], errors: list
 
 
 def _level(values: Mapping[str, Any], errors: list[str]) -> str:
-    """Returns the log level: that of --log-level, else of --zap-log-level, else of -v."""
+    """Returns the log level: from --log-level, else from --zap-log-level, else from -v."""
     zap = values["zap_log_level"].lower()
     if values["log_level"]:
         return str(values["log_level"])

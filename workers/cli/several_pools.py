@@ -41,11 +41,11 @@ from workers.process.sources import Sources
 from workers.supervisor.endpoints.discovery import parse_flag
 from workers.supervisor.kube.object_kinds import PoolName
 
-ENDPOINTS_USUAL = 64  # of a pool that says nothing else
+ENDPOINTS_USUAL = 64  # endpoints of a pool without a limit of its own
 FAULTS_SHOWN_MAX = 20
 SUFFIX: Final = ".yaml"
 FILES_MAX: Final = 1000
-PLACES_USUAL: Final = 32  # for ports that are opened while the picker runs
+PLACES_USUAL: Final = 32  # places for ports that are opened while the picker runs
 
 log = structlog.get_logger()
 
@@ -96,7 +96,7 @@ def found(options: Options) -> Callable[[], Instance]:
 
 
 def _configurations(options: Options, names: Sequence[str], most: int) -> Mapping[str, Pool]:
-    """Loads the files of --config-dir by the names of their pools. Without a default.yaml, the flags say the default configuration."""
+    """Loads the files of --config-dir by the names of their pools. Without a default.yaml, the flags name the default configuration."""
     texts = texts_by_name(options, names)
     configurations: dict[str, Pool] = {}
     faults: list[str] = []
@@ -117,7 +117,7 @@ def _configurations(options: Options, names: Sequence[str], most: int) -> Mappin
 
 
 def texts_by_name(options: Options, named: Sequence[str]) -> Mapping[str, Given]:
-    """Reads the files of --config-dir. Raises BadConfiguration, also if a pool of --pool-name has none."""
+    """Reads the files of --config-dir. Raises BadConfiguration, also if a pool of --pool-name has no configuration."""
     folder, plugins = options.config_dir, plugin_files(options.plugin_path)
     if not folder:
         return {DEFAULT: read_given(options)}
@@ -148,30 +148,31 @@ def read(options: Options) -> PoolsFile:
 
 
 def taken(options: Options) -> dict[int, str]:
-    """Returns the ports that no pool can have, with their flags. The gRPC port of the picker may be that of a pool that shares it."""
+    """Returns the ports that no pool can have, with their flags. A pool may share the gRPC port of the picker."""
     return {options.grpc_health_port: "--grpc-health-port", options.metrics_port: "--metrics-port", options.grpc_port: "--grpc-port"}
 
 
 def object_names(file: PoolsFile, options: Options) -> list[PoolName]:
-    """Returns the names with which objectives and rewrites mean the pools."""
+    """Returns the names that stand for the pools in objectives and rewrites."""
     own = (entry.kube.name if entry.kube is not None else "" for entry in file.pools)
     return [PoolName(name or entry.name, options.pool_group) for name, entry in zip(own, file.pools, strict=True)]
 
 
 def own_options(options: Options, entry: PoolEntry) -> Options:
-    """Returns the options as they hold for one pool."""
+    """Returns the options of one pool."""
     endpoints = ",".join(entry.endpoints)
     return pool_views.options_of(options, entry.name, endpoints, entry.max_endpoints or _endpoints_of(endpoints), entry.kube)
 
 
 class Beside:
-    """Checks that pools fit beside each other, one after the other."""
+    """Checks that pools fit together, one pool after the other."""
 
     def __init__(self) -> None:
         self._precise: tuple[str, Settings] | None = None  # the first pool with a precise prefix producer
 
     def unfit(self, file: str, name: str, place: Place, options: Options, config: EffectiveConfig) -> ConfigError | None:
-        """Returns why a pool cannot have this configuration beside the pools before; None if it can. `options`: its own.
+        """Returns why a pool cannot have this configuration beside the earlier pools, or None if it can. `options`: the options of the
+        pool.
 
         `file`, `place`: where the pool is given.
         """
@@ -185,7 +186,7 @@ class Beside:
 
 
 def unfit(file: str, name: str, place: Place, options: Options, config: EffectiveConfig, differs: str = "") -> ConfigError | None:
-    """Returns why a pool cannot have this configuration. `differs`: what differs from another pool although it must be equal."""
+    """Returns why a pool cannot have this configuration. `differs`: the setting that must equal that of another pool, but differs."""
     why, hint, rule = "", "give both the same, or the pool a picker of its own", "one-pool"
     if differs:
         why = f"one process follows the KV events of all pools, and {differs}"
@@ -196,7 +197,7 @@ def unfit(file: str, name: str, place: Place, options: Options, config: Effectiv
 
 
 def _loaded(options: Options, file: PoolsFile, texts: Sequence[PoolText]) -> list[Pool]:
-    """Loads the configuration of each pool: equal ones once. Raises BadConfiguration with the faults of all pools."""
+    """Loads the configuration of each pool, equal configurations only once. Raises BadConfiguration with the faults of all pools."""
     plugins = plugin_files(options.plugin_path)
     known: dict[tuple[PoolText, bool, bool], EffectiveConfig] = {}
     found: list[Pool] = []
@@ -225,7 +226,7 @@ def _loaded(options: Options, file: PoolsFile, texts: Sequence[PoolText]) -> lis
 
 
 def _endpoints_of(endpoints: str) -> int:
-    """Returns for how many endpoints a pool has room: twice as many as it lists, if all are addresses."""
+    """Returns the number of endpoints for which a pool has room: twice the number of listed endpoints, if all are addresses."""
     entries = parse_flag(endpoints) if endpoints else []
     return 2 * len(entries) if entries and all(entry.is_address for entry in entries) else ENDPOINTS_USUAL
 

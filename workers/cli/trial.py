@@ -32,12 +32,12 @@ from workers.process.pool_list import Misplaced, placed
 from workers.shared.objectives import static_bands
 from workers.worker.trial import Unproven, prove
 
-ROOM_BYTES: Final = 1 << 30  # the memory of a trial if that of workers has no limit
-ROOM_BYTES_MIN: Final = 256 << 20  # the least, because the limit also counts memory that is reserved and not used
+ROOM_BYTES: Final = 1 << 30  # the memory of a trial if workers have no limit of memory
+ROOM_BYTES_MIN: Final = 256 << 20  # the smallest limit, because the limit also counts memory that is reserved and not used
 
 
 def run(instance: Instance, attempt: Attempt) -> int:
-    """Writes the result of this trial: a configuration, or why it is refused. Returns the exit code of the child."""
+    """Writes the result of this trial: a configuration, or the reason for its refusal. Returns the exit code of the child."""
     pid = os.getpid()
     said = io.StringIO()
     bound_memory(instance)
@@ -51,7 +51,7 @@ def run(instance: Instance, attempt: Attempt) -> int:
         result = TrialResult(pid, str(refused))
     except MemoryError:
         result = TrialResult(pid, "error[trial]: the configuration took more memory in the trial than a worker may use")
-    if os.getpid() != pid:  # this process is a copy that a plugin has forked, and it must not write the result
+    if os.getpid() != pid:  # this process is a copy, forked by a plugin, and must not write the result
         return 1
     try:
         instance.generations.store(attempt.slot, result)
@@ -61,7 +61,9 @@ def run(instance: Instance, attempt: Attempt) -> int:
 
 
 def bound_memory(instance: Instance) -> None:
-    """Limits the memory of this process to that of a worker plus a private copy of the shared memory. More raises MemoryError."""
+    """Limits the memory of this process to the memory of a worker plus a private copy of the shared memory. Beyond this limit, Python
+    raises MemoryError.
+    """
     options = instance.options
     room = max(ROOM_BYTES_MIN, share(options.worker_memory_limit, cgroup_limit(), options.workers) or ROOM_BYTES)
     limit = data_bytes() + sum(instance.layout.needs().values()) + room
@@ -73,8 +75,8 @@ def bound_memory(instance: Instance) -> None:
 def tried(instance: Instance, attempt: Attempt) -> TrialResult:
     """Tries the picker's present files, or the candidate in `attempt`, and returns the result if the configuration is good.
 
-    `instance`: as the pool sees it. If it is that of several pools, tries the list of pools. Raises the error with which the configuration
-    is refused.
+    `instance`: the instance as the pool sees it. For the instance of several pools, tries the list of pools. Raises the error that refuses
+    the configuration.
     """
     if instance.pools:
         return tried_list(instance, attempt)
@@ -154,7 +156,7 @@ def check_fit(view: Instance, config: EffectiveConfig) -> None:
 
 
 def tried_list(instance: Instance, attempt: Attempt) -> TrialResult:
-    """Returns the list of pools as the files have it now, and which pools have changed configurations. Raises BadConfiguration."""
+    """Returns the list of pools from the present files, and the pools with changed configurations. Raises BadConfiguration."""
     options = instance.options
     if not options.pools_file:
         texts = {name: _of_folder(options, name) for name in _names(instance) if name}
@@ -172,7 +174,7 @@ def tried_list(instance: Instance, attempt: Attempt) -> TrialResult:
         plugins = plugin_files(options.plugin_path)
         texts = {}
         for entry in file.pools:
-            with contextlib.suppress(ValueError):  # the trial of the pool says what is wrong
+            with contextlib.suppress(ValueError):  # the trial of the pool reports the error
                 text = read_configuration(file, entry)
                 texts[entry.name] = Given(text.text, text.source, plugins)
     source = options.pools_file or options.config_dir
@@ -193,8 +195,8 @@ def _of_folder(options: Options, name: str) -> Given:
 
 
 def _changed(view: Instance | None, given: Given | None) -> bool:
-    """Whether the files of a pool are others than those of its configuration in force. `view`: None if it is new. `given`: None if its
-    file cannot be read.
+    """Returns whether the files of a pool differ from its configuration in force. `view`: None for a new pool. `given`: None if its file
+    cannot be read.
     """
     if view is None or given is None or not view.served:
         return True
@@ -206,6 +208,6 @@ def _changed(view: Instance | None, given: Given | None) -> bool:
         keys = {path: read_text(path) for path in bundle.keys}
     except (GenerationLost, ValueError):
         return True
-    # Empty lines before the text only say where it is in the pools file.
+    # Empty lines before the text only mark its line in the pools file.
     texts = [text if text is None else text.lstrip("\n") for text in (bundle.text, given.text)]
     return texts[0] != texts[1] or bundle.plugins != given.plugins or bundle.keys != keys

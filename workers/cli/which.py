@@ -1,4 +1,4 @@
-"""Finds the picker that a command is about, by the options that name it, its metrics port with the pages there, and one of its pools."""
+"""Finds the picker that a command is about, from the options that name it, its metrics port with the pages, and one of its pools."""
 
 import functools
 import http.client
@@ -52,7 +52,7 @@ class MetricsPort(NamedTuple):
         return data
 
     def read(self, path: str, decode: Callable[[bytes], T]) -> T:
-        """Returns what a page says. Raises ClickException, also if `decode` finds no page of a picker."""
+        """Returns the decoded content of a page. Raises ClickException, also if `decode` finds no page of a picker."""
         data = self.page(path)
         try:
             return decode(data)
@@ -61,7 +61,9 @@ class MetricsPort(NamedTuple):
 
 
 class Named(NamedTuple):
-    """Which picker a command is about: one on this machine, or the one with a metrics port at `url`; by default the only one that runs."""
+    """Which picker a command is about: a picker on this machine, or the picker with a metrics port at `url`; by default the only running
+    picker.
+    """
 
     metrics_port: int | None = None
     instance: str = ""
@@ -70,7 +72,7 @@ class Named(NamedTuple):
     ca_file: str = ""
 
     def find(self) -> Seen:
-        """Returns the picker on this machine. On a terminal, asks which of several. Raises SegmentError."""
+        """Returns the picker on this machine. On a terminal, asks which of several pickers. Raises SegmentError."""
         return observe.find(self.run_dir, metrics_port=self.metrics_port, name=self.instance, ask=_ask if _asks() else None)
 
     def port(self) -> MetricsPort:
@@ -97,7 +99,7 @@ def picker_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def port_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds the same options, and those that name a metrics port, perhaps on another machine."""
+    """Adds the same options, and options that name a metrics port, perhaps on another machine."""
     command = flag("ca-file", str, "", "PEM file with the CA of the metrics port's certificate; it then has to use TLS.")(command)
     return picker_options(flag("url", str, "", "Ask this metrics port instead: host:port, http://... or https://...")(command))
 
@@ -143,6 +145,8 @@ def _ask(running: list[Seen]) -> Seen:
 
 
 def check_pool(name: str, known: Sequence[str]) -> None:
-    """Refuses the name of a pool that is not `known`: those of the picker, none if it has only one. Raises UsageError."""
+    """Refuses the name of a pool that is not `known`: the names of the picker's pools, or no names if it has one pool. Raises
+    UsageError.
+    """
     if why := no_such_pool(name, known):
         raise click.UsageError(f"--pool: {why}")

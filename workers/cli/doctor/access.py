@@ -65,7 +65,7 @@ async def _asked(wanted: list[Access]) -> list[Finding]:
 
 
 async def _review(api: Api, access: Access) -> Finding | None:
-    """Asks about one access. Returns a finding if it is not allowed."""
+    """Asks about one access. Returns a finding if the access is not allowed."""
     spec = {"resourceAttributes": access._asdict()}
     body = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview", "spec": spec}
     answer = msgspec.json.decode(await api.request("POST", REVIEWS, body=msgspec.json.encode(body)))

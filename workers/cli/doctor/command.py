@@ -85,7 +85,7 @@ def command(
     visit = Visit(found, gateway, tls_wanted)
     visit.make()
     if (seen := found.seen) is not None and not pool:
-        with suppress(OSError):  # the page does without the report of another user
+        with suppress(OSError):  # the page does not show the report of another user
             doctor_report.write(picker.run_dir, seen.name, seen.secret, visit.report(time.time()))
     findings = sorted([*found.findings, *visit.findings], key=lambda each: each.severity != ERROR)
     if as_json:
@@ -97,7 +97,7 @@ def command(
 
 
 class Gateway(NamedTuple):
-    """An Envoy. `config`: None if it is not known. `admin`: its admin port; "" if it is not known. `named`: whether a flag names it."""
+    """An Envoy. `config`: None if not known. `admin`: its admin port, or "" if not known. `named`: whether a flag names this Envoy."""
 
     config: Any = None
     admin: str = ""
@@ -105,7 +105,9 @@ class Gateway(NamedTuple):
 
 
 class Visit:
-    """Makes the checks beyond the picker's own. `found`: the findings of each check made. `skipped`: what was not checked, and why."""
+    """Makes the checks that the picker itself cannot make. `found`: the findings of each check. `skipped`: the skipped checks, with
+    reasons.
+    """
 
     def __init__(self, picker: Running, gateway: Gateway, tls_wanted: Sequence[str]) -> None:
         self._picker = picker
@@ -116,7 +118,7 @@ class Visit:
         self.skipped: dict[str, str] = {}
 
     def make(self) -> None:
-        """Makes all checks that are possible."""
+        """Makes all possible checks."""
         picker, config = self._picker, self._config
         answers = bool(picker.state)
         silent = "" if answers else "no picker answers"
@@ -139,7 +141,7 @@ class Visit:
         return [each for found in self.found.values() for each in found]
 
     def report(self, at: float) -> Report:
-        """Returns the report for the page: what this command has found beyond the picker's own findings."""
+        """Returns the report for the page: the findings of this command besides the picker's own findings."""
         return {name: Check(at, [msgspec.structs.replace(each, found_by=DOCTOR) for each in found]) for name, found in self.found.items()}
 
     def _check(self, name: str, skipped: str, check: Callable[[], list[Finding]]) -> None:
@@ -149,7 +151,7 @@ class Visit:
         self.found[name] = check()
 
     def _counted(self, ports: Collection[int]) -> list[Finding]:
-        """Returns what Envoy's counters say, if its admin port is known."""
+        """Returns the findings from Envoy's counters, if Envoy's admin port is known."""
         if not self._gateway.admin:
             return []
         try:
@@ -191,7 +193,9 @@ class Visit:
 
 
 def _gateway(file: str, admin: str) -> Gateway:
-    """Reads the gateway's configuration. If none is named, looks for one on this machine. Raises UsageError if it cannot be read."""
+    """Reads the gateway's configuration. If no flag names a gateway, looks for an Envoy on this machine. Raises UsageError if the
+    configuration cannot be read.
+    """
     if file and admin:
         raise click.UsageError("--gateway-config and --gateway-admin cannot be given together")
     if not file and not admin:
@@ -219,7 +223,7 @@ def _print(findings: Sequence[Finding], visit: Visit) -> None:
         echo(f"{found.severity:<{LABEL}} {found.title} [{found.rule}]")
         first, *further = found.evidence.split("\n")
         echo(f"{'':<{LABEL}} {first}")
-        # indented: a line of a hostile name is not taken for the fix
+        # indented, so that a line in a hostile name does not look like the fix
         echo_lines(f"{'':<{LABEL}}   {line}" for line in further)
         echo(f"{'':<{LABEL}} fix: {found.fix}")
         echo()

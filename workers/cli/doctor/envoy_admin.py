@@ -11,9 +11,9 @@ PORTS: Final = (9901, 19000, 15000)  # of deploy/envoy.yaml and the chart, Envoy
 DUMP: Final = "/config_dump?include_eds"
 STATS: Final = "/stats?format=json&filter=%5Ecluster%5C.{}%5C.%7Cext_proc"
 ADMIN_S: Final = 5.0
-LOOK_S: Final = 0.5  # for a port that nobody named
+LOOK_S: Final = 0.5  # the time limit for a port that no flag names
 DUMP_BYTES_MAX: Final = 256 << 20
-FAILED_SHARE: Final = 0.01  # of the connections or requests since Envoy's start
+FAILED_SHARE: Final = 0.01  # share of the connections or requests since Envoy's start
 
 
 def dump(admin: str, timeout_s: float = ADMIN_S) -> Any:
@@ -35,7 +35,9 @@ def found() -> tuple[str, Any] | None:
 
 
 def stats(admin: str, cluster: str) -> Mapping[str, int]:
-    """Returns Envoy's counters about a cluster by the end of their names, and the sums of ext_proc's. Raises OSError, ValueError."""
+    """Returns Envoy's counters about a cluster by the end of their names, and the sums of ext_proc's counters. Raises OSError,
+    ValueError.
+    """
     counters: dict[str, int] = {}
     for each in json.loads(_page(admin, STATS.format(cluster), ADMIN_S)).get("stats", ()):
         name, value = str(each.get("name", "")), each.get("value")
@@ -46,7 +48,7 @@ def stats(admin: str, cluster: str) -> Mapping[str, int]:
 
 
 def stats_findings(counters: Mapping[str, int]) -> list[Finding]:
-    """Returns what the counters say about how Envoy reaches the picker."""
+    """Returns the findings from the counters about how Envoy reaches the picker."""
     findings = []
     connects, timeouts = counters.get("upstream_cx_total", 0), counters.get("upstream_cx_connect_timeout", 0)
     ejected, streams = counters.get("upstream_rq_pending_failure_eject", 0), counters.get("streams_started", 0)

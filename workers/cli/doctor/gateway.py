@@ -32,9 +32,9 @@ Json = Any
 
 
 class Peer(NamedTuple):
-    """What the picker expects of its gateway. `tls`: whether its ext_proc port uses TLS. `waits_s`: the longest time in its queue.
+    """The picker's side of the connection. `tls`: whether the ext_proc port uses TLS. `waits_s`: the longest time in the picker's queue.
 
-    `ports`: its ext_proc ports; none if they are not known.
+    `ports`: the ext_proc ports; empty if not known.
     """
 
     tls: bool
@@ -43,14 +43,16 @@ class Peer(NamedTuple):
 
 
 class TlsNames(NamedTuple):
-    """What a gateway's TLS expects of the picker's certificate. `verified`: whether it trusts certain CAs only."""
+    """The names that a gateway's TLS expects in the picker's certificate. `verified`: whether the gateway trusts certain CAs only."""
 
     names: Sequence[str]
     verified: bool
 
 
 def gateway_findings(config: Json, peer: Peer) -> list[Finding]:
-    """Returns the findings about the filters that call the picker: those whose cluster has one of its ports, or all if none has it."""
+    """Returns the findings about the filters that call the picker: the filters whose cluster has one of its ports, or all filters if no
+    cluster has such a port.
+    """
     every = list(_filters(config))
     filters = [each for each in every if _reaches(config, each, peer.ports)] or every
     if not filters:
@@ -78,17 +80,19 @@ def calls(config: Json, ports: Collection[int]) -> bool:
 
 
 def picker_clusters(config: Json, ports: Collection[int]) -> list[str]:
-    """Returns the names of the clusters by which filters call the picker with these ports, or of all that they call if none has it."""
+    """Returns the names of the clusters by which filters call the picker with these ports, or of all clusters that filters call if no
+    cluster has such a port.
+    """
     every = list(_filters(config))
     filters = [each for each in every if _reaches(config, each, ports)] or every
     return list(dict.fromkeys(map(_cluster_name, filters)))
 
 
 def headers_from_outside(config: Json, ports: Collection[int], names: Collection[str]) -> list[str] | None:
-    """Returns those of `names` (headers) that a request from outside brings to the picker with these ports.
+    """Returns the headers among `names` that a request from outside can bring to the picker with these ports.
 
-    None: the configuration does not say, because none of its HTTP listeners calls the picker. A filter that removes headers later than
-    `early_header_mutation_extensions` does not count.
+    Returns None if no HTTP listener of the configuration calls the picker. Ignores filters that remove headers later than
+    `early_header_mutation_extensions`.
     """
     managers = [each for each in _walk(config, 0) if str(each.get("@type", "")).endswith(MANAGER)]
     every = [each for each in managers if any(_filters(each))]
@@ -100,11 +104,10 @@ def headers_from_outside(config: Json, ports: Collection[int], names: Collection
 
 
 def client_header_findings(flag: str, config: Json, ports: Collection[int], *, tenants: bool = False) -> list[Finding]:
-    """Returns the finding about headers that the picker trusts and clients can set; none if no client can.
+    """Returns the finding about headers that the picker trusts and clients can set, if there are such headers.
 
-    `flag`: the value of the picker's --trust-client-headers. `config`: the gateway's configuration, which counts more than the flag's word
-    about the gateway; None if it is not known. `ports`: the picker's ext_proc ports. `tenants`: whether the picker has tenants, so that no
-    client names its fairness id.
+    `flag`: the value of the picker's --trust-client-headers. `config`: the gateway's configuration, which counts more than the flag; None
+    if not known. `ports`: the picker's ext_proc ports. `tenants`: whether the picker has tenants, so that no client names its fairness id.
     """
     words = flag.split(",")
     trusted = [group for group in GROUPS if group in words and not (tenants and group == FAIRNESS)]
@@ -263,7 +266,7 @@ def _removes(manager: Mapping[str, Json], name: str) -> bool:
 
 
 def _http2(cluster: Mapping[str, Json]) -> Mapping[str, Json] | None:
-    """Returns the HTTP/2 options of a cluster; None if it has none."""
+    """Returns the HTTP/2 options of a cluster, or None."""
     options = _mapping(_mapping(cluster.get("typed_extension_protocol_options")).get(HTTP_OPTIONS))
     for kind in ("explicit_http_config", "use_downstream_protocol_config", "auto_config"):
         if kind in options and "http2_protocol_options" in _mapping(options[kind]):
@@ -276,7 +279,7 @@ def _filters(config: Json) -> Iterator[Mapping[str, Json]]:
 
 
 def _clusters(config: Json) -> Iterator[Mapping[str, Json]]:
-    """Yields each cluster: in a dump, and in a file, it has a name and a time-out, a type or endpoints."""
+    """Yields each cluster of a dump or a file: a mapping with a name and with a time-out, a type or endpoints."""
     marks = ("connect_timeout", "load_assignment", "type", "typed_extension_protocol_options")
     return (each for each in _walk(config, 0) if "name" in each and any(mark in each for mark in marks))
 
@@ -309,7 +312,7 @@ def _mapping(value: Json) -> Mapping[str, Json]:
 
 
 def _number(value: Json, default: int) -> int:
-    """Returns a number as Envoy's JSON writes it, perhaps as text."""
+    """Reads a number of Envoy's JSON, which may be text."""
     try:
         return default if value is None else int(value)
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""Asks a running picker for its state: `/debug/state` has the findings that the page's Health view shows."""
+"""Asks a running picker for its state: `/debug/state` has the findings of the page's Health view."""
 
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
@@ -26,7 +26,7 @@ State = Mapping[str, Any]
 
 
 class Running(NamedTuple):
-    """A running picker. `seen`: None if it is on another machine. `state`: empty if it does not answer."""
+    """A running picker. `seen`: None if the picker is on another machine. `state`: empty if the picker does not answer."""
 
     seen: Seen | None
     url: str
@@ -34,18 +34,18 @@ class Running(NamedTuple):
     findings: list[Finding]
 
     def flag(self, name: str) -> str:
-        """Returns the value of a flag of `epp serve` as text; "" if it is unknown."""
+        """Returns the value of a flag of `epp serve` as text, or "" if unknown."""
         flags = self.state.get("settings", {}).get("flags", {})
         return str(flags.get(name, {}).get("value", ""))
 
     def given(self, name: str) -> bool:
-        """Returns whether a flag has another origin than its default."""
+        """Returns whether a flag was set."""
         flags = self.state.get("settings", {}).get("flags", {})
         return bool(flags.get(name, {}).get("origin", DEFAULT) != DEFAULT)
 
 
 def running(picker: Named) -> Running:
-    """Finds the picker and asks it. What is wrong with the picker becomes a finding."""
+    """Finds the picker and asks it for its state. If this fails, returns the failure as a finding."""
     seen: Seen | None = None
     if picker.url:
         asked = which.at(picker.url, picker.ca_file)
@@ -71,7 +71,7 @@ def running(picker: Named) -> Running:
 
 
 def effective(state: State, pool: str = "") -> Mapping[str, Any]:
-    """Returns the effective configuration of a picker, or of one of its pools, as plain values; empty if it is unknown."""
+    """Returns the effective configuration of a picker, or of one of its pools, as plain values; empty if unknown."""
     import yaml
 
     settings = settings_of(state, pool) if pool else state.get("settings", {})
@@ -80,12 +80,12 @@ def effective(state: State, pool: str = "") -> Mapping[str, Any]:
 
 
 def pools_of(state: State) -> list[str]:
-    """Returns the names of several pools; none if there is only one."""
+    """Returns the names of several pools, or no names if the picker has one pool."""
     return list(state.get("pools", ()))
 
 
 def ext_proc_ports(picker: Running) -> list[int]:
-    """Returns the picker's ext_proc ports, those of pools included; none if they are not known."""
+    """Returns the picker's ext_proc ports, including the ports of pools. Empty if not known."""
     ports = picker.seen.ports if picker.seen is not None else {}
     known = [port for name, port in ports.items() if name == "grpc" or name.startswith(OF_POOL)]
     opened = {pool["port"] for pool in picker.state.get("pools", {}).values() if "port" in pool}
@@ -93,13 +93,13 @@ def ext_proc_ports(picker: Running) -> list[int]:
 
 
 def vouches(state: State) -> bool:
-    """Returns whether the tenant of every request is known without a word of its client."""
+    """Returns whether the tenant of every request is known without a header from the client."""
     configurations = state.get("settings", {}).get("configurations", ())
     return state.get("tenants") is not None and all("tenants" in effective(state, each["pools"][0]) for each in configurations)
 
 
 def only(running: Running, pool: str) -> Running:
-    """Returns the picker with the endpoints and findings of one pool, and with findings that belong to no pool."""
+    """Returns the picker with the endpoints and findings of one pool, and with the findings that are about no single pool."""
     state = running.state
     endpoints = {key: each for key, each in state.get("endpoints", {}).items() if each.get("pool") == pool}
     found = [each for each in running.findings if each.pool in (pool, msgspec.UNSET)]
@@ -110,7 +110,7 @@ def only(running: Running, pool: str) -> Running:
 
 
 def waits_s(state: State) -> float:
-    """Returns the longest time in seconds that a request may wait in the picker's queue; 0 without flow control."""
+    """Returns the longest time in seconds that a request may wait in the picker's queue, or 0 without flow control."""
     if not (pools := pools_of(state)):
         return _waits_s(effective(state)) if "flow_control" in state else 0.0
     first = [each["pools"][0] for each in state["settings"]["configurations"] if pools and set(pools) & set(each["pools"])]

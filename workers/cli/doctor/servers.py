@@ -1,6 +1,6 @@
 """Asks the model servers themselves: whether their clocks agree, whether prefix caching is on, and how long a metrics page takes.
 
-The picker's own findings say which endpoints refuse, are slow or lack metrics; this module asks what only the server's answer shows.
+The picker's own findings say which endpoints refuse, are slow or lack metrics; this module finds what only the servers' answers show.
 """
 
 import email.utils
@@ -19,7 +19,7 @@ from workers.shared.doctor_report import ERROR, WARNING, Finding
 from workers.supervisor.pages.state.pool_findings import fewer, in_pool
 from workers.supervisor.pages.state.prefix_findings import unreported
 
-ASKED_MAX: Final = 32  # endpoints; a larger pool is asked in part
+ASKED_MAX: Final = 32  # endpoints; in a larger pool, only some are asked
 AT_ONCE: Final = 8
 TIMEOUT_S: Final = 3.0
 PAGE_BYTES_MAX: Final = 8 << 20
@@ -31,7 +31,9 @@ SOURCE: Final = "metrics-data-source"
 
 
 class Answer(NamedTuple):
-    """What a server answers. `failed`: why there is no page; "" if there is one. `ahead_s`: its clock minus ours; None: it told no time."""
+    """The answer of a server. `failed`: why there is no page, or "". `ahead_s`: the server's clock minus this machine's; None if the answer
+    has no time.
+    """
 
     endpoint: str
     address: str
@@ -42,13 +44,13 @@ class Answer(NamedTuple):
 
 
 def server_findings(state: State) -> list[Finding]:
-    """Asks up to ASKED_MAX endpoints of the state, of each of several pools alike many, AT_ONCE at the same time."""
+    """Asks up to ASKED_MAX endpoints of the state, AT_ONCE at the same time. Asks equally many endpoints of each of several pools."""
     endpoints = _turns(state.get("endpoints", {}).values())[:ASKED_MAX]
     pools = list(dict.fromkeys(each.get("pool", "") for each in endpoints))
     where = {pool: _where(effective(state, pool)) for pool in pools}
     with ThreadPoolExecutor(AT_ONCE) as threads:
         answers = list(threads.map(lambda each: _ask(each["name"], each["address"], where[each.get("pool", "")]), endpoints))
-    known = {each["address"] for each in unreported(state.get("endpoints", {}))}  # the picker itself says that they may have no caching
+    known = {each["address"] for each in unreported(state.get("endpoints", {}))}  # the picker itself reports that these may have no caching
     answers = [each._replace(caching_off=each.caching_off and each.address not in known) for each in answers]
     states = {each["address"]: each["state"] for each in endpoints}
     if not any(pools):
@@ -61,7 +63,7 @@ def server_findings(state: State) -> list[Finding]:
 
 
 def _turns(endpoints: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Returns the endpoints so that pools take turns: the first of each pool, then the second of each."""
+    """Returns the endpoints so that pools take turns: the first endpoint of each pool, then the second of each pool."""
     seen = Counter[str]()
     turn = []
     for each in endpoints:
@@ -72,7 +74,7 @@ def _turns(endpoints: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def findings_of(answers: Sequence[Answer], states: Mapping[str, str]) -> list[Finding]:
-    """Returns the findings about these answers. `states`: address -> the state that the picker sees."""
+    """Returns the findings about these answers. `states`: address -> the endpoint's state according to the picker."""
     return [*clock_findings(answers), *other_findings(answers, states)]
 
 
@@ -137,7 +139,7 @@ def _where(document: Mapping[str, Any]) -> Callable[[str], str]:
 def _ask(name: str, address: str, where: Callable[[str], str]) -> Answer:
     context = ssl.create_default_context()
     context.check_hostname = False
-    # the picker checks certificates as it is configured; this command only reads numbers
+    # the picker checks certificates as configured; this command only reads numbers
     context.verify_mode = ssl.CERT_NONE
     begun = time.monotonic()
     try:
@@ -158,7 +160,7 @@ def _ask(name: str, address: str, where: Callable[[str], str]) -> Answer:
 
 
 def _ahead_s(told: str, now: float) -> float | None:
-    """Returns how many seconds a server's time is ahead of `now`; None if the header cannot be read."""
+    """Returns how many seconds a server's time is ahead of `now`, or None if the header cannot be read."""
     try:
         return email.utils.parsedate_to_datetime(told).timestamp() - now
     except (TypeError, ValueError):

@@ -14,14 +14,14 @@ TIMEOUT_S: Final = 3.0
 
 
 class Shown(NamedTuple):
-    """The names in a certificate, and whether it is signed by itself."""
+    """The names in a certificate, and whether the certificate is self-signed."""
 
     names: Sequence[str]
     self_signed: bool
 
 
 def tls_findings(host: str, port: int, wanted: TlsNames) -> list[Finding]:
-    """Connects to the ext_proc port and compares its certificate. `wanted`: what gateways expect."""
+    """Connects to the ext_proc port and compares its certificate. `wanted`: the names that gateways expect."""
     context = ssl.create_default_context()
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -37,7 +37,7 @@ def tls_findings(host: str, port: int, wanted: TlsNames) -> list[Finding]:
 
 
 def shown_names(certificate: bytes) -> Shown:
-    """Returns what a certificate in DER shows."""
+    """Returns the names of a certificate in DER."""
     parsed = x509.load_der_x509_certificate(certificate)
     try:
         names = parsed.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
@@ -48,7 +48,7 @@ def shown_names(certificate: bytes) -> Shown:
 
 
 def names_findings(shown: Shown, wanted: TlsNames) -> list[Finding]:
-    """Returns the findings about a certificate and what gateways expect of it."""
+    """Returns the findings about the names of a certificate and the names that gateways expect."""
     found = []
     missing = [name for name in wanted.names if not any(_covers(each, name) for each in shown.names)]
     if missing:

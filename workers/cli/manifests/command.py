@@ -66,7 +66,7 @@ def command(
 
 
 def current(layer: Layer) -> Layer:
-    """Returns the layer with values of this chart, if it has those of a chart of GIE. Warns of what is left out."""
+    """Translates the layer to values of this chart, if it has values of a chart of GIE. Warns of values without a counterpart."""
     values, remarks = translated(layer.values)
     for remark in remarks:
         echo(f"warning: {layer.source}: {remark}", err=True)

@@ -2,7 +2,7 @@
 
     MOVED       the same value under another name
     CONVERTED   another form of the value
-    DROPPED     what has no counterpart here, and why
+    DROPPED     values without a counterpart, with the reason
 
 Source: `config/charts/inferencepool`, `epplib` and `standalone` of github.com/kubernetes-sigs/gateway-api-inference-extension, tags v0.5.0
 to v1.5.0. The text of a configuration among the values is migrated, too (`epp.config.migrate`).
@@ -18,7 +18,7 @@ from workers.cli.manifests.layers import merged
 from workers.cli.manifests.values import Json, Proxy
 
 EXTENSION, POOL = "inferenceExtension", "inferencePool"
-OLDER: Final = (EXTENSION, POOL, "inferenceObjectives", "experimentalHttpRoute", "istio", "gke")  # at the top; here: none
+OLDER: Final = (EXTENSION, POOL, "inferenceObjectives", "experimentalHttpRoute", "istio", "gke")  # top-level names that this chart lacks
 _KEY: Final = re.compile(rf"^['\"]?({EXTENSION}|{POOL})['\"]?\s*:", re.MULTILINE)
 _SAME: Final = (
     "affinity", "env", "extProcPort", "extraContainerPorts", "metricsDataSource", "pluginsConfigFile", "replicas", "resources",
@@ -84,7 +84,7 @@ def translated(values: Json) -> tuple[Json, list[str]]:
 
 class _Translation:
     def __init__(self) -> None:
-        self._layers: list[Json] = []  # a later one counts
+        self._layers: list[Json] = []  # a later layer counts
         self._remarks: list[str] = []
 
     def result(self) -> tuple[Json, list[str]]:
@@ -96,7 +96,7 @@ class _Translation:
         return values, list(dict.fromkeys(self._remarks))
 
     def walk(self, value: Any, at: str) -> None:
-        """Translates the value at a path, and what is below it."""
+        """Translates the value at a path, and all values below it."""
         if value is None:
             return
         if at in MOVED:

@@ -73,7 +73,7 @@ def rendered(values: Json, pool: str, namespace: str) -> str:
 def errors(text: str) -> list[str]:
     """Returns the lines of helm's error text that say what is wrong.
 
-    Leaves out the line about the template that comes before the errors of the chart's own checks.
+    Drops the line about the template that comes before the errors of the chart's own checks.
     """
     lines = [line.strip().removeprefix("Error: ") for line in text.splitlines()]
     kept = [line for line in lines if line and line != _FOOTER]

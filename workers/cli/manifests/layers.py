@@ -1,7 +1,7 @@
 """Reads the values of the Helm chart in layers, from files and options, and checks them.
 
-A later layer overrides an earlier one: mappings are merged, everything else is replaced. Unknown names and wrong types are refused, all at
-once.
+A later layer overrides an earlier one: mappings are merged, everything else is replaced. All unknown names and wrong types are refused
+together.
 """
 
 import difflib
@@ -151,7 +151,7 @@ def _scalar(text: str) -> Any:
 
 
 def _unknown(path: str) -> str:
-    """Returns the text of the error about an unknown value: what to write instead, if the reference has that value, or the nearest name."""
+    """Returns the text of the error about an unknown value: what to write instead, if the reference has this value, or the nearest name."""
     steps = path.split(".")
     above = (".".join(steps[:length]) for length in range(len(steps), 0, -1))
     if instead := next((INSTEAD[name] for name in above if name in INSTEAD), ""):

@@ -1,4 +1,5 @@
-"""Shows a running picker live, as a table or JSON. `workers.supervisor.pages.state` computes the figures, and those of `/debug/state`.
+"""Shows a running picker live, as a table or JSON. `workers.supervisor.pages.state` computes these figures, and the figures of
+`/debug/state`.
 
     command   takes looks at intervals and prints their figures
     view      formats figures as text for a terminal

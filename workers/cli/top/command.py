@@ -86,11 +86,11 @@ def command(picker: Named, pool: str, interval: float, once: bool, as_json: bool
 class Looks:
     """Yields figures until the picker ends or the user ends the view. Rates come from the difference of two looks.
 
-    `ended`: afterwards, why there are no more figures; "" if the user ended the view.
+    `ended`: at the end, why there are no more figures, or "" if the user ended the view.
     """
 
     def __init__(self, source: Source, terminal: Terminal, interval: float, once: bool, pool: str = "") -> None:
-        """`pool`: the only one to show; "": all."""
+        """`pool`: the name of the only pool to show, or "" for all pools."""
         self._pool = pool
         self._source = source
         self._terminal = terminal
@@ -100,7 +100,9 @@ class Looks:
         self.ended = ""
 
     def __iter__(self) -> Iterator[Figures]:
-        """Yields figures at once, then after each interval. The first figures have no rates. With `once`, yields only the second ones."""
+        """Yields figures at once, then after each interval. The first figures have no rates. With `once`, yields only the second
+        figures.
+        """
         first = self._figures()
         if not self._once:
             yield first

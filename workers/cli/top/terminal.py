@@ -24,7 +24,7 @@ class Terminal:
     """Waits until the time is over, a signal arrives, or the user presses q."""
 
     def __init__(self, *, keys: bool) -> None:
-        """`keys`: whether to read keys if the input is a terminal. If False, the input is left alone."""
+        """`keys`: whether to read keys if the input is a terminal. If False, does not touch the input."""
         self._input = sys.stdin.fileno() if keys and sys.stdin.isatty() else None
         self._before: Any = None
         self._handlers: dict[signal.Signals, Any] = {}

@@ -1,7 +1,7 @@
 """Formats figures as text: a few lines about the instance, a table of workers, a table of endpoints.
 
-On a narrow terminal, the least important columns are left out. If not all rows fit, the busiest rows are shown, and a line counts the
-others; otherwise rows are in the order of names. Colours only repeat what the words say.
+A narrow terminal shows only the most important columns. If not all rows fit, the busiest rows are shown, and a line counts the others;
+otherwise rows are in the order of names. Colours only repeat what the words say.
 """
 
 from collections import Counter
@@ -40,7 +40,7 @@ Row = TypeVar("Row")
 
 
 class Column(NamedTuple, Generic[Row]):
-    """A column of a table. `width`: in characters; a column of width 0 gets the width that is left.
+    """A column of a table. `width`: in characters; a column of width 0 gets the rest of the width.
 
     A narrow terminal drops the columns of the highest rank first, and never those of rank 0. A cell that is too long ends in "…"; in a
     column that is shown `whole`, it continues on the next line.
@@ -51,7 +51,7 @@ class Column(NamedTuple, Generic[Row]):
     cell: Callable[[Row], str | Text]
     rank: int = 0
     left: bool = False
-    optional: bool = False  # whether to leave the column out if no row has a value
+    optional: bool = False  # whether to hide the column if no row has a value
     whole: bool = False
 
 
@@ -119,7 +119,7 @@ SIDES: Sequence[Column[TriedSide]] = (
     Column("decision", 8, lambda s: _short_time(s.decision_s)),
 )
 BAND_ROWS_MAX = 8
-POOL_ROWS_MAX = 12  # on a terminal
+POOL_ROWS_MAX = 12  # rows of pools on a terminal
 LEARNED_ROWS_MAX = 8
 
 
@@ -205,7 +205,7 @@ def header(figures: Figures) -> list[Text]:
 
 
 def _learned(endpoints: Sequence[EndpointFigures]) -> list[Text]:
-    """Returns what the latency model has learned of the busiest endpoints, one line each."""
+    """Returns one line per busiest endpoint with the speed that the latency model has learned."""
     known = [endpoint for endpoint in endpoints if endpoint.first_token is not None]
     shown = sorted(known, key=_busy_endpoint, reverse=True)[:LEARNED_ROWS_MAX]
     lines = [Text(f"{printable(each.name)}: first token in {each.first_token}") for each in shown]
@@ -213,7 +213,7 @@ def _learned(endpoints: Sequence[EndpointFigures]) -> list[Text]:
 
 
 def _scaling(supervisor: Supervisor) -> list[Text]:
-    """Returns a line about the replicas that the pool needs; none while that is not known."""
+    """Returns a line about the replicas that the pool needs, or no line while the number is not known."""
     if supervisor.replicas_needed is None:
         return []
     line = Text(f"the work that arrives needs {supervisor.replicas_needed} replicas")
@@ -299,7 +299,7 @@ def fitting(columns: Sequence[Column[Row]], width: int) -> list[Column[Row]]:
 
 
 def _in_force(configuration: Configuration | None) -> Text:
-    """Returns the number of the configuration of one of several pools, and whether the last reload failed or another one is tried."""
+    """Returns the number of the configuration of one of several pools, and whether the last reload failed or a candidate is tried."""
     if configuration is None:
         return Text("none", "red")
     if configuration.last_reload_failed:

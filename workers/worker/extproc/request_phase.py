@@ -119,9 +119,7 @@ class RequestPhase:
         return f"request {number} of client {client}"
 
     def pool_of(self, app: App) -> tuple[int, str]:
-        """Returns number and name of the pool; UNDECIDED and "" if the pool is not known yet. If the picker has one pool, its name is
-        "".
-        """
+        """Returns number and name of the pool; UNDECIDED and "" if the pool is not known yet. An only pool has the name ""."""
         return app.number, app.name
 
     def _take_modes(self, stream: Shell, message: bytes, last: bool) -> None:
@@ -239,9 +237,7 @@ class RequestPhase:
             deciding.word[0] = 0
 
     def _packed(self, stream: Shell, body: bytes | memoryview) -> Unpacking | None:
-        """Returns the compressed body, to be decompressed in parts. Returns None if the body is not compressed, or if its encoding is
-        unknown.
-        """
+        """Returns the compressed body, to be decompressed in parts, or None if it is not compressed or its encoding is unknown."""
         return body_slices(body, self._headers.get(CONTENT_ENCODING) or "", stream.app.guards.body_bytes_max)
 
     def _unpack(self, stream: Shell, packed: Unpacking, then: Callable[[Shell, bytes], None]) -> None:

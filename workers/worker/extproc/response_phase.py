@@ -184,9 +184,7 @@ class ResponsePhase:
             self._chunk_seen(stream, empty=empty)
 
     def _pass_on(self, stream: Shell, message: bytes, payload: tuple[int, int], data: tuple[int, int], last: bool) -> None:
-        """Sends one piece of the answer on. The piece stays unchanged unless the model was renamed. The last piece carries the plugins'
-        metadata.
-        """
+        """Sends one piece of the answer on. A piece stays unchanged unless the model was renamed. The last piece has plugins' metadata."""
         (start, end), (begin, stop) = payload, data
         metadata = _metadata(stream, self._response) if last else b""
         restorer = self._restorer
@@ -204,9 +202,7 @@ class ResponsePhase:
             stream.transport.send_parts(codec.body_pieces(piece, last, request=False, metadata=metadata))
 
     def _chunk_seen(self, stream: Shell, *, empty: bool) -> None:
-        """Calls the streaming plugins for a chunk. After the first chunk that is not empty, calls only the plugins that want every
-        chunk.
-        """
+        """Calls the streaming plugins for a chunk. After the first chunk with content, calls only plugins that want every chunk."""
         pipeline, request, decision = self._pipeline, self._request, self._decision
         assert pipeline is not None
         assert request is not None
@@ -363,9 +359,7 @@ def _served_by(gateway: Mapping[str, object] | None, decision: Decision, reserva
 
 
 def _metadata(stream: Shell, response: Response | None) -> bytes:
-    """Returns the metadata that plugins have set, encoded; empty without metadata. Metadata that cannot be encoded do not disturb the
-    answer.
-    """
+    """Returns the metadata that plugins have set, encoded; empty without metadata. Metadata that cannot be encoded are dropped."""
     if response is None or not response.metadata:
         return b""
     try:
