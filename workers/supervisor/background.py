@@ -1,7 +1,7 @@
 """Runs the timers and tasks of the supervisor until its end.
 
-If a task raises an exception, the supervisor ends, and a successor starts. If the function of a timer raises one, that timer stops,
-and the event loop's handler logs the exception.
+If a task raises an exception, the supervisor ends, and a successor starts. If the function of a timer raises an exception, this timer
+stops, and the event loop's handler logs the exception.
 """
 
 import asyncio
@@ -57,7 +57,7 @@ class Background:
             task.cancel()
 
     def raise_fault(self) -> None:
-        """Raises the exception of a task that failed, if one did."""
+        """Raises the exception of a failed task, if a task has failed."""
         if self._fault is not None:
             raise self._fault
 

@@ -1,9 +1,9 @@
-"""Watches the files of the configuration: the file itself, those of --plugin-path, CA files of data sources, and files of API keys. Of
-several pools also the list of pools, and the configuration file of each.
+"""Watches the files of the configuration: the file itself, the files of --plugin-path, CA files of data sources, and files of API keys.
+With several pools, also watches the list of pools, and the configuration file of each pool.
 
-Each check compares inodes, times, sizes, and where symbolic links lead. So it notices an editor that writes a file, an editor that
-renames another file over it, and the kubelet, which swaps one symbolic link of a mounted ConfigMap. Events of inotify only make the
-check come sooner. Some folders have no events, such as those on a network, so every folder is checked every LOOK_EVERY_S.
+Each check compares inodes, times, sizes, and where symbolic links lead. So the check notices an editor that writes a file, an editor that
+renames another file over it, and the kubelet, which swaps one symbolic link of a mounted ConfigMap. Events of inotify only make the check
+come sooner. Some folders have no events, such as those on a network, so every folder is checked every LOOK_EVERY_S.
 
 A change counts after the files have stayed the same for SETTLE_S: an editor may write a file in parts, and copying files takes a while.
 """
@@ -21,7 +21,7 @@ from workers.process.instance import Instance
 from workers.process.loading import PLUGIN_FILES_MAX, SUFFIX, UnreadablePlugins, read_plugins, read_text
 
 SETTLE_S: Final = 0.05
-CONFIGURATION: Final = ".yaml"  # ends the names of the files of --config-dir
+CONFIGURATION: Final = ".yaml"  # the end of the names of the files of --config-dir
 POOLS_MAX: Final = 1000  # files of --config-dir
 
 Seen = tuple[tuple[str, int, int, int], ...]  # per file: real path, inode, size, time of the last change
@@ -31,7 +31,7 @@ def seen(files: Sequence[str], plugin_path: str, config_dir: str = "") -> Seen:
     """Returns the present state of `files`, of the plugin files in `plugin_path`, and of the configurations in `config_dir`. A missing file
     has zeros.
 
-    Empty names in `files`, and empty folders, are left out.
+    Skips empty names in `files`, and empty folders.
     """
     paths = list(filter(None, files))
     for folder, suffix, most in ((plugin_path, SUFFIX, PLUGIN_FILES_MAX), (config_dir, CONFIGURATION, POOLS_MAX)):
@@ -54,7 +54,7 @@ class ConfigWatch:
     """Calls `changed` after each change of the files."""
 
     def __init__(self, present: Callable[[], Instance], changed: Callable[[], None], *, successor: bool = False) -> None:
-        """`present`: returns the instance under the configuration that is used now. `successor`: whether there was a supervisor before."""
+        """`present`: returns the instance under the present configuration. `successor`: whether there was a supervisor before."""
         options = present().options
         self._present = present
         self._successor = successor
@@ -78,7 +78,7 @@ class ConfigWatch:
     async def look(self) -> None:
         """Checks the files. If they have changed, waits until they change no more, and calls `changed` once.
 
-        Otherwise goes on with the files to which the present configuration refers.
+        Otherwise continues with the files that the present configuration names.
         """
         present = self._seen()
         if present == self._known:
@@ -100,12 +100,12 @@ class ConfigWatch:
         return sorted(folders | set(filter(None, (self._plugin_path, self._config_dir))))
 
     def _differs(self) -> bool:
-        """Whether the files differ from the configuration in force. False if they cannot be read."""
+        """Returns whether the files differ from the configuration in force. Returns False if they cannot be read."""
         if self._present().pools:
             return self._successor  # a reload of all pools finds out
         try:
             in_force = self._present().generations.current()
-            if not in_force.followed:  # a promoted candidate, or an earlier configuration that was taken up again
+            if not in_force.followed:  # a promoted candidate, or an earlier configuration that is in force again
                 return False
             with open(self._config_file, encoding="utf-8-sig") as file:
                 text = file.read()
@@ -118,7 +118,7 @@ class ConfigWatch:
         return seen(self._files, self._plugin_path, self._config_dir)
 
     def _named(self) -> list[str]:
-        """Returns the configuration files, and the files to which the present configurations refer."""
+        """Returns the configuration files, and the files that the present configurations name."""
         present = self._present()
         options, pools = present.options, [pool for pool in present.every if pool.pool is None or pool.options.pool_name]
         files = [path for pool in pools for source in pool.sources.all for path in source.files]

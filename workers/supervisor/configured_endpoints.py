@@ -21,8 +21,8 @@ WHY: Final = "each change is read and published: write the file once for several
 class Churn:
     """Reports an endpoints file that changes all the time. `now` is in monotonic seconds.
 
-    Each change is read and published. So a program that rewrites the file without end costs the supervisor time, and endpoints may come and
-    go. Routing goes on meanwhile. Changes that come together are read once.
+    The supervisor reads and publishes each change. So a program that rewrites the file without end costs the supervisor time, and endpoints
+    may come and go. Routing continues meanwhile. Changes within a short time are read once.
     """
 
     def __init__(self, path: str, report: Callable[..., None], count: Callable[[], None], now: Callable[[], float]) -> None:
@@ -49,7 +49,7 @@ class Churn:
 
 
 def bounded(pool: Instance, specs: Collection[EndpointSpec], report: Callable[..., None]) -> Collection[EndpointSpec]:
-    """Leaves out the endpoints of one of several pools above its limit, so that no pool takes the slots of the others."""
+    """Drops the endpoints of one of several pools above its limit, so that no pool takes the slots of the others."""
     most = pool.options.max_endpoints
     if pool.pool is None or len(specs) <= most:
         return specs
@@ -66,8 +66,8 @@ async def follow_configured(
     *,
     successor: bool,
 ) -> list[asyncio.Task[Any]]:
-    """Gives the table that `present` returns the endpoints. Starts tasks that resolve host names again and, if the plugin says so, watch
-    the file.
+    """Publishes the endpoints to the table that `present` returns. Starts tasks that resolve host names again and, if the plugin says so,
+    watch the file.
 
     Returns these tasks. `on_change` is called for each change of the file. Raises DiscoveryError for a bad flag or file. `successor`:
     whether the supervisor has a predecessor. If so, it keeps the predecessor's endpoints while the file is bad, and scrapes them at once,

@@ -47,7 +47,7 @@ SCRAPE_COUNTERS = (
 
 
 M = TypeVar("M")
-PAGES_TO_JUDGE = 20  # of each server, before it is said what they cost
+PAGES_TO_JUDGE = 20  # pages of each server before the supervisor reports their cost
 CULPRIT = "only another program of the same user or root writes there: find it"
 
 
@@ -56,7 +56,7 @@ class OverwrittenError(Exception):
 
 
 class Shared(Generic[M]):
-    """Things of which pools with an equal key have the same. Keys need no hash. `all`: each once."""
+    """Objects that pools with an equal key share. Keys need no hash. `all`: all objects, each once."""
 
     def __init__(self) -> None:
         self._known: list[tuple[object, M]] = []
@@ -66,7 +66,7 @@ class Shared(Generic[M]):
         return [each for _, each in self._known]
 
     def of(self, key: object, create: Callable[[], M]) -> M:
-        """Returns what has this key."""
+        """Returns the object with this key. Creates it if necessary."""
         found = next((each for known, each in self._known if known == key), None)
         if found is None:
             found = create()
@@ -86,9 +86,10 @@ class DataLayer:
         *,
         sink_of: Callable[[EndpointTable], Callable[[Instance], Sink]],
     ) -> None:
-        """`area`: the supervisor's.
+        """`area`: the area of the supervisor.
 
-        `sink_of`: takes the table, and returns for a pool what gets the results of its first data source, and passes them on to the table.
+        `sink_of`: takes the table, and returns a pool's sink, which gets the results of the first data source and passes them on to the
+        table.
         """
         loop = asyncio.get_running_loop()
         self._instance = instance
@@ -143,7 +144,7 @@ class DataLayer:
         self._counts.copy()
 
     def reported(self, owner: int, tokens: int) -> None:
-        """Takes that an endpoint has reported so many cached tokens for one prompt."""
+        """Notes that an endpoint has reported `tokens` cached tokens for one prompt."""
         for limits in {id(reading.limits): reading.limits for reading in self._readings}.values():
             if limits is not None:
                 limits.reported(owner, tokens)
@@ -154,7 +155,7 @@ class DataLayer:
             scraper.close()
 
     def look(self) -> None:
-        """Reports once what scraping at a fixed interval costs the servers, if it is more than the usual budget."""
+        """Reports once the cost of scraping at a fixed interval for the servers, if it exceeds the usual budget."""
         scraper = self.scrapers[0]
         costs = () if self._cost_known else scraper.wheel.costs()
         if not costs or scraper.counters.taken < PAGES_TO_JUDGE * len(costs):
@@ -171,13 +172,15 @@ class DataLayer:
             )
 
     def overwritten(self) -> str:
-        """Returns which part of the state segment another program has overwritten; "" if there is none."""
+        """Returns the part of the state segment that another program has overwritten, or ""."""
         if not self._writer.intact(self.table.handles()):
             return "endpoint table"
         return "documents" if self._documents.overwritten() else ""
 
     def _repaired(self, rows: int, documents: Sequence[int], report: Callable[..., None]) -> None:
-        """Counts and reports what another program has overwritten while no supervisor ran. Overwritten endpoints take slots again."""
+        """Counts and reports the parts that another program has overwritten while no supervisor ran. Overwritten endpoints take slots
+        again.
+        """
         if rows or documents:
             self._area.add(self._area.schema.counter[OVERWRITTEN.name])
             report(
@@ -202,11 +205,15 @@ class DataLayer:
         )
 
     def _kinds(self) -> Sequence[object]:
-        """Returns what further sources are counted by: each of the only pool, the types of sources and extractors of several pools."""
+        """Returns how further sources are counted: each source with one pool, or with several pools by the types of sources and
+        extractors.
+        """
         return further_kinds(self._instance) if self._instance.pools else self.further
 
     def _further(self, pool: Instance, known: Shared[FurtherPages]) -> list[FurtherPages]:
-        """Returns the further sources of a pool, in the order of its configuration. Pools that read the same in the same way share them."""
+        """Returns the further sources of a pool, in the order of its configuration. Pools that read the same columns in the same way share
+        a source.
+        """
         loop, wanted = asyncio.get_running_loop(), columns_of(self._instance, pool)
         read = [(column.name, column.type) for column in wanted]
         found = []
@@ -224,13 +231,15 @@ class DataLayer:
 
 
 def further_kinds(instance: Instance) -> list[tuple[str, str]]:
-    """Returns the types of the further sources and of their extractors: of one pool in their order, of several pools each pair once."""
+    """Returns the types of the further sources and of their extractors: with one pool in their order, with several pools each pair once."""
     found = [(source.type_name, extractor.type_name) for pool in instance.every for source, extractor, _ in pool.sources.further]
     return (list(dict.fromkeys(found)) if instance.pools else found)[:FURTHER_SOURCES_MAX]
 
 
 def columns_of(instance: Instance, pool: Instance) -> list[Column[Any]]:
-    """Returns the columns to read for a pool, in the layout of all: the configuration of another pool may have brought some."""
+    """Returns the columns to read for a pool, in the layout of all pools: the configuration of another pool may have brought further
+    columns.
+    """
     return instance.layout.of_pool(pool.options, pool.config).table_columns
 
 
@@ -245,7 +254,7 @@ def _scraper(pool: Instance, sink: Sink, known: Shared[Scraper]) -> Scraper:
 
 
 def _by_configuration(instance: Instance, made: Callable[[Instance], M]) -> list[M]:
-    """Returns what is `made` for each pool. Pools with the same configuration share it."""
+    """Returns the object `made` for each pool. Pools with the same configuration share an object."""
     known: dict[int, M] = {}
     for pool in instance.every:
         if id(pool.config) not in known:
@@ -262,14 +271,14 @@ def read_by(instance: Instance) -> list[object]:
         [(plugin.name, type(plugin), plugin.params) for pair in used for plugin in pair],
         [(column.name, column.type) for column in instance.layout.table_columns],
         (sources.scrapes, sources.pacing, sources.fresh_for_s, sources.prefix_use),
-        # A new object equals no other one: with certificate files, every reload makes a new data layer, which reads them again.
+        # A new object equals no other object: with certificate files, every reload makes a new data layer, which reads them again.
         object() if any(source.files for source in sources.all) else None,
         (type(discovery), discovery.params if discovery is not None else None),
     ]
 
 
 class ScrapeCounts:
-    """Copies the counts of the scrapers into the area, and adds them to the counts of predecessors there."""
+    """Adds the counts of the scrapers to the counts of predecessors in the area."""
 
     def __init__(self, area: Area, scrapers: Sequence[Scraper], ejections: Ejections, further: Sequence[Sequence[Scraper]]) -> None:
         """`further`: the scrapers that are counted together."""

@@ -1,4 +1,4 @@
-"""Describes the endpoints of the pool for a recording: who joins and leaves, what was scraped, which adapters are loaded."""
+"""Describes the endpoints of the pool for a recording: which endpoints join and leave, scraped values, and loaded adapters."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -20,7 +20,7 @@ class EndpointRecords:
     """Finds out what has changed since the last look. After `again`, the next look describes everything."""
 
     def __init__(self, instance: Instance) -> None:
-        self._pools: dict[tuple[int, int], str] = {}  # the name of the pool of each endpoint that is described
+        self._pools: dict[tuple[int, int], str] = {}  # the name of the pool of each described endpoint
         self.use(instance)
         layout, memory = instance.layout, instance.memory
         self._documents = documents = DocumentReader(layout.documents, memory.documents)
@@ -35,7 +35,7 @@ class EndpointRecords:
         self._forget_scrapes()
 
     def again(self, pool: int | None = None) -> None:
-        """Forgets what was described. `pool`: the number of the only pool that is described from now on; None: all."""
+        """Forgets all descriptions. `pool`: the number of the only pool to describe from now on; None for all pools."""
         self._endpoints = EndpointsView(self._documents, pool)
         self._listed: Sequence[Endpoint] | None = None
         self._known: Mapping[tuple[int, int], Endpoint] = {}
@@ -47,11 +47,11 @@ class EndpointRecords:
         self._scraped_at = np.zeros(0)
 
     def look(self, now: float) -> list[Record]:
-        """Returns the records of what has changed. `now`: monotonic seconds."""
+        """Returns the records of all changes. `now`: monotonic seconds."""
         return [*self.members(now), *self._scrapes(now), *self._adapters(now)]
 
     def members(self, now: float) -> list[Record]:
-        """Returns the records of which endpoints have joined and left. Costs little if none has."""
+        """Returns the records of endpoints that have joined and left. Costs little without a change."""
         listed = self._endpoints.current()
         if listed is self._listed:
             return []

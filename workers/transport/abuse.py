@@ -1,15 +1,15 @@
-"""Detects peers that obey HTTP/2 but cost more than they bring: counts what they do by cause, and says when it is too much.
+"""Detects peers that obey HTTP/2 but cost more than they bring: counts their actions by cause, and says when there are too many.
 
 Each cause has a name and a sentence. The counter and the log show the name. The peer gets the sentence as the debug text of GOAWAY with
-ENHANCE_YOUR_CALM. Most causes are kinds of frames. Each of these has one token bucket per connection, which starts with a burst of tokens.
-Time refills the bucket. So does `earned`, a growing total of useful work that makes such frames expected (bytes that the peer has taken,
-streams that have ended properly). The other causes are limits: a peer must not exceed them even once.
+ENHANCE_YOUR_CALM. Most causes are kinds of frames. Each of these kinds has one token bucket per connection, which starts with a burst of
+tokens. Time refills the bucket, and so does `earned`, a growing total of useful work that makes such frames expected (bytes that the peer
+has taken, streams that have ended properly). The other causes are limits: a peer must not exceed them even once.
 
 A bucket is created when its first token is taken. Only frames of its kind take tokens, so messages on a stream take none.
 Early resets are counted in the same way. But if there are too many, the connection is not closed, only read more slowly
 (`Session.reset_early`), because a gateway relays the resets of one client over the connection that all its clients share.
 
-What this does not do: count streams that are complete and answered. Too many of these are load, which flow control handles.
+This module does not count streams that are complete and answered. Too many of these are load, which flow control handles.
 """
 
 from collections.abc import Callable, Mapping

@@ -43,10 +43,11 @@ OtherWorkers = Callable[[], Iterable[tuple[bool, int, float]]]  # (serving, load
 
 
 class Accepting(NamedTuple):
-    """What a server tells and asks about connections, because other workers accept from the same socket.
+    """The functions that a server calls about connections, because other workers accept from the same socket.
 
-    `accepted`, `left`, `failed`: called when a connection was accepted, when one has ended, and when none could be accepted.
-    `others`: returns the other workers. `anywhere`: returns how many connections all workers have accepted; None: this is the only worker.
+    `accepted`, `left`, `failed`: called when a connection was accepted, when a connection has ended, and when no connection could be
+    accepted. `others`: returns the other workers. `anywhere`: returns how many connections all workers have accepted; None if this is the
+    only worker.
     """
 
     accepted: Callable[[], None] = lambda: None
@@ -145,7 +146,7 @@ class Gate:
             count -= 1
 
     def _accept(self) -> bool:
-        """Accepts one connection. Returns False if there is none."""
+        """Accepts one connection. Returns False if no connection waits."""
         try:
             accepted, _ = self._listening.accept()
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
@@ -183,7 +184,7 @@ class Gate:
 
 
 def _queued(listening: socket.socket) -> int:
-    """Returns how many connections wait at a listening socket; 0 if the system does not tell."""
+    """Returns how many connections wait at a listening socket, or 0 if the system does not report the number."""
     try:
         info = listening.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, QUEUED_AT + 4)
     except OSError:
@@ -242,7 +243,7 @@ class FullConnections:
 
     @staticmethod
     def _waits(connection: Limited, with_room: set[str]) -> bool:
-        """Whether the client has no choice but to wait for a place on this connection."""
+        """Returns whether the client can only wait for a place on this connection."""
         if connection.client is ClientKind.QUEUES or connection.last:
             return True
         return connection.client is ClientKind.UNKNOWN and connection.host not in with_room

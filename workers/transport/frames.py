@@ -61,7 +61,7 @@ class ConnectionFault(Exception):
 
 
 def unpadded(data: bytes, start: int, end: int) -> tuple[int, int]:
-    """Returns where the payload of a padded frame starts and ends without its padding. Raises ConnectionFault."""
+    """Returns the start and the end of a padded frame's payload without the padding. Raises ConnectionFault."""
     if start == end:
         raise ConnectionFault(Error.FRAME_SIZE, "padded frame without its padding length")
     padding = data[start]

@@ -54,7 +54,7 @@ class Call:
     def __init__(self, server: "Server") -> None:
         self._server = server
         self.authority = ""
-        self.handler: Handler | None = None  # None: the handler gets no more calls
+        self.handler: Handler | None = None  # None if the handler gets no more calls
         self._queue: deque[bytes] = deque()
         self._held = 0  # bytes of the queue, and of the message that grpc has not taken yet
         self._kept = 0  # bytes that the handler keeps
@@ -145,7 +145,7 @@ class Call:
             context.set_details(self._text[:STATUS_TEXT_MAX].encode(errors="replace").decode())
 
     def stalled(self, since: float) -> bool:
-        """Whether messages wait for the peer, and the peer has taken none since the time `since`."""
+        """Returns whether messages wait for the peer, and the peer has taken no message since the time `since`."""
         return self._writer is not None and self.progress < since
 
     def give_up(self, cause: str) -> None:
@@ -223,7 +223,7 @@ class Call:
             self._server.on_error(error)
 
     def _lose(self) -> None:
-        """Drops what is still to be sent and tells the handler, because the stream is gone."""
+        """Drops unsent messages and tells the handler, because the stream is gone."""
         self._ended = True
         self._drop()
         handler, self.handler = self.handler, None
@@ -324,7 +324,7 @@ class Server(grpc.GenericRpcHandler):  # type: ignore[misc]
         return len(self._calls)
 
     def stop_accepting(self) -> None:
-        """Drains, because grpc cannot stop accepting in another way."""
+        """Drains, because grpc has no other way to stop accepting."""
         self.drain()
 
     def drain(self) -> None:
@@ -412,7 +412,7 @@ class Credentials:
         return grpc.dynamic_ssl_server_credentials(_configuration(self._used), self._changed, required)
 
     def _changed(self) -> Any:
-        """Returns the new configuration; None if nothing has changed."""
+        """Returns the new configuration, or None without a change."""
         material = self._certificates.material
         if material is self._used:
             return None

@@ -9,7 +9,7 @@ connections at once stays within the burst. The pace bounds the share of a worke
 When a connection that has carried a request closes, its handshake is given back to the burst, because its client has paid for it, too.
 NGINX Gateway Fabric opens a connection for each request, so only the gap limits it.
 
-What this does not do: limit all hosts together. The limit of connections bounds them.
+This module does not limit all hosts together. The limit of connections bounds them.
 """
 
 import asyncio
@@ -40,7 +40,9 @@ class HandshakePace:
         return len(self._hosts)
 
     def wait_s(self, host: str, now: float) -> float | None:
-        """Counts a new handshake of the host, and returns the seconds until it may begin. None: it is refused, and not counted."""
+        """Counts a new handshake of the host, and returns the seconds until it may begin. Returns None if the handshake is refused; then it
+        is not counted.
+        """
         if host not in self._hosts and len(self._hosts) >= HOSTS_MAX:
             self._hosts = {known: pace for known, pace in self._hosts.items() if max(pace) > now}
             host = host if len(self._hosts) < HOSTS_MAX else _OTHERS
@@ -52,7 +54,7 @@ class HandshakePace:
         return begin - now
 
     def give_back(self, host: str) -> None:
-        """Stops counting one handshake of the host, because a connection of it has carried a request."""
+        """Stops counting one handshake of the host, because a connection of the host has carried a request."""
         host = host if host in self._hosts else _OTHERS
         if host in self._hosts:
             last, whole_at = self._hosts[host]
@@ -60,9 +62,9 @@ class HandshakePace:
 
 
 async def first_bytes(loop: asyncio.AbstractEventLoop, accepted: socket.socket) -> bytes:
-    """Returns what a peer has sent first, up to PEEK_BYTES, and leaves it to the next reader. Raises TimeoutError after HANDSHAKE_SECONDS.
+    """Returns the first bytes of a peer, up to PEEK_BYTES, and leaves them to the next reader. Raises TimeoutError after HANDSHAKE_SECONDS.
 
-    b"": the peer has left without a word.
+    Returns b"" if the peer has left without sending bytes.
     """
     readable = loop.create_future()
     loop.add_reader(accepted.fileno(), _done, readable)
@@ -85,9 +87,8 @@ def _done(future: "asyncio.Future[None]") -> None:
 async def speaks_tls(loop: asyncio.AbstractEventLoop, accepted: socket.socket, on_abuse: Callable[[str], None]) -> bool:
     """Looks at a peer's first bytes before TLS does. If the peer speaks plaintext, reports this and returns False. Raises OSError.
 
-    A peer that leaves without a word has begun no handshake: so do probes of load balancers. A gateway begins at once.
-    Plain HTTP/1 gets an answer that says what this port is. A gateway that speaks plain HTTP/2 is only cut off, because it shows nobody
-    a text.
+    A peer that leaves without sending bytes, such as a probe of a load balancer, has begun no handshake. A gateway begins at once. Plain
+    HTTP/1 gets an answer that describes this port. A connection with plain HTTP/2 is only cut off, because no user would see a text.
     """
     begin = await first_bytes(loop, accepted)
     if not begin:
@@ -105,7 +106,7 @@ async def speaks_tls(loop: asyncio.AbstractEventLoop, accepted: socket.socket, o
 
 
 def host_of(accepted: socket.socket) -> str:
-    """Returns the peer's address; "" if the peer has left already."""
+    """Returns the peer's address, or "" if the peer has left already."""
     try:
         return str(accepted.getpeername()[0]).removeprefix("::ffff:")
     except OSError:

@@ -39,7 +39,7 @@ class HeaderBlocks:
         self._decoder = HeaderDecoder(session.limits)
         self.unfinished: UnfinishedBlock | None = None
         self.begun = 0  # the number of streams that the current read has begun
-        self.used = False  # whether a first request has come
+        self.used = False  # whether a first request has arrived
         self.client = ClientKind.UNKNOWN
 
     def headers(self, flags: int, number: int, data: bytes, start: int, end: int) -> bool:

@@ -31,7 +31,7 @@ _STATIC: tuple[Field | None, ...] = (None, *((n, v) for n, v in HeaderTable.STAT
 _DYNAMIC: Final = len(_STATIC)  # the index of the newest entry of the dynamic table, which is its first index
 _INDEXED: Final = 0x80  # a byte of at least this value stands for a whole field of a table
 _NEWEST: Final = _INDEXED | _DYNAMIC  # the byte that stands for the newest entry of the dynamic table
-# Begins a field that has the newest entry's name, and that is added to the table.
+# This byte begins a field that has the newest entry's name and is added to the table.
 _NEWEST_NAMES: Final = 0x40 | _DYNAMIC
 _ONE_BYTE: Final = 0xFE  # if the byte is below this, its index fits into the byte, and so does that index plus one
 _ONE_MORE: Final = bytes(code + (_NEWEST <= code < _ONE_BYTE) for code in range(256))

@@ -16,7 +16,7 @@ The windows that we give the peer are large, and the peer gets them back as soon
 Instead of windows, `Limits` and `Budget` bound the memory of unfinished messages and unread answers. Our preface is sent only after the
 peer's, so that a peer that speaks another protocol gets an answer that it may understand.
 
-What this does not do: server push, priorities, HTTP/1 upgrade.
+This module does not support server push, priorities or HTTP/1 upgrade.
 """
 
 from collections.abc import Callable
@@ -120,12 +120,12 @@ class Connection(Session):
     def behind(self) -> bool:
         """Whether the driver must stop reading, because a part of the last read waits or the peer is slowed down.
 
-        It then calls `go_on` in the next turn of the loop, or at `slow_until` if that is later.
+        The driver then calls `go_on` in the next turn of the loop, or at `slow_until` if that is later.
         """
         return bool(self._later) or self.slow_until > self.now + SLOW_SLACK
 
     def go_on(self) -> None:
-        """Handles the part of the last read that waits, or as much of it as one turn allows."""
+        """Handles the waiting part of the last read, or as much of it as one turn allows."""
         data, self._later = self._later, b""
         if data:
             self.receive(data)
@@ -155,7 +155,7 @@ class Connection(Session):
 
     @property
     def used(self) -> bool:
-        """Whether a first request has come."""
+        """Whether a first request has arrived."""
         return self._blocks.used
 
     # Calls of streams, see `Link`.

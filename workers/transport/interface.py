@@ -4,9 +4,9 @@ A transport accepts gRPC streams. It calls the `Application` once per stream, an
 answers UNIMPLEMENTED. All calls happen on the thread of the event loop, never two at a time.
 
 The life of a stream: `message()` any number of times, then `half_closed()` at most once, then one of two endings: the handler calls
-`Stream.end()`, or the transport calls `Handler.closed()`. Exactly one of the two happens, once, and it may happen at any time. What a
-handler writes after `closed()` is dropped silently. After either ending, a handler does no more work for its stream. So a limit on streams
-is also a limit on work.
+`Stream.end()`, or the transport calls `Handler.closed()`. Exactly one ending happens, once, and it may happen at any time. Writes of a
+handler after `closed()` are dropped silently. After either ending, a handler does no more work for its stream. So a limit on streams is
+also a limit on work.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ class Handler(Protocol):
         """Handles one whole gRPC message. `message`: without its prefix, and decompressed."""
 
     def half_closed(self) -> None:
-        """Handles that the peer sends nothing more."""
+        """Handles the end of the peer's messages."""
 
     def closed(self) -> None:
         """Handles the loss of the stream before the handler has ended it: reset, connection lost, or limit exceeded."""
@@ -44,12 +44,13 @@ class Stream(Protocol):
         """Sends one or more whole messages that already have their 5-byte prefixes."""
 
     def send_parts(self, parts: Sequence[Buffer]) -> None:
-        """Sends what `send_raw` sends of the joined parts, without joining them. The parts must not change any more."""
+        """Does the same as `send_raw` with the joined parts, without joining them. The parts must not change any more."""
 
     def hold(self, count: int) -> bool:
-        """Counts bytes that the handler keeps for an unfinished request. Returns False if they are too many, for this peer or in total.
+        """Counts bytes that the handler keeps for an unfinished request. Returns False if there are too many bytes, for this peer or in
+        total.
 
-        At the limit, the transport first gives up other unfinished requests. This stream may be one of them: then it has ended.
+        At the limit, the transport first gives up other unfinished requests. If this stream is one of them, it has ended.
         """
 
     def release(self) -> None:
@@ -62,7 +63,7 @@ class Stream(Protocol):
         """The local port of the connection; 0 if it is unknown."""
 
     def gathered(self) -> int:
-        """Returns how many bytes of an incomplete message have come."""
+        """Returns how many bytes of an incomplete message have arrived."""
 
     def end(self, status: int = 0, text: str = "") -> None:
         """Sends the trailers: a gRPC status and its text. Nothing can be sent after them. INVALID_ARGUMENT blames the peer."""

@@ -47,8 +47,8 @@ class Limits:
     stream_output: int = 64 * MIB
     connection_held: int = 256 * MIB  # queued output, unfinished messages and bytes that handlers keep, together
     # A peer that leaves more than `hoard` bytes of answers unread (the largest body) must read `hoard_read` bytes in time. A peer that has
-    # read fewer so far has `hoard_seconds` for it. Any other has `hoard_busy_seconds`, because an Envoy that was busy with large bodies
-    # read nothing for a second.
+    # read fewer so far has `hoard_seconds` for it. Any other peer has `hoard_busy_seconds`, because an Envoy that was busy with large
+    # bodies read no byte for a second.
     hoard: int = 32 * MIB
     hoard_read: int = MIB
     hoard_seconds: float = 0.25
@@ -86,7 +86,7 @@ class Limits:
 
 
 # Called with (handlers, bytes): gives up unfinished requests until this number of bytes is free. Chooses among the streams of these
-# handlers; None instead of handlers: among all streams.
+# handlers; None instead of handlers means all streams.
 Relief = Callable[[Sequence[Handler] | None, int], None]
 
 
@@ -107,11 +107,11 @@ class Budget:
 
 
 def _no_relief(among: Sequence[Handler] | None, excess: int) -> None:
-    """Gives nothing up."""
+    """Gives up no request."""
 
 
 def connections_allowed(files_max: int, files_open: int) -> int:
-    """Returns how many connections a process may have. `files_max`: how many files it may open. `files_open`: how many are open now."""
+    """Returns how many connections a process may have. `files_max`: how many files it may open. `files_open`: how many files are open."""
     room = int(files_max * (1 - DESCRIPTORS_SPARE)) - files_open
     return min(CONNECTIONS_MAX, max(CONNECTIONS_MIN, room))
 

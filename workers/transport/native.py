@@ -245,7 +245,7 @@ class Server:
         self._protocols: set[ServerProtocol] = set()
         self._handshakes: dict[asyncio.Task[None], float] = {}  # handshake -> when it began
         self._pace = HandshakePace()
-        self._gates: list[Gate] | None = []  # None: it accepts no more
+        self._gates: list[Gate] | None = []  # None if the server does not accept any more
         self._ssl_context: ssl.SSLContext | None = None
         self._draining = False
         self._leaving = False
@@ -321,7 +321,7 @@ class Server:
     # Methods for protocols.
 
     def expect_deadlines(self) -> None:
-        """Starts the heartbeat for deadlines, because a stream or a connection has one. One heartbeat serves all of them."""
+        """Starts the heartbeat for deadlines, because a stream or a connection has a deadline. One heartbeat serves all of them."""
         if self._expiry is None:
             self._expiry = self.loop.call_later(DEADLINE_HEARTBEAT, self._expire)
 
@@ -412,10 +412,10 @@ class Server:
                 return
             made, seconds = partial(ServerProtocol, self, room), HANDSHAKE_SECONDS if secure else None
             await self.loop.connect_accepted_socket(made, accepted, ssl=self._ssl_context, ssl_handshake_timeout=seconds)
-        except TimeoutError:  # of the first bytes
+        except TimeoutError:  # the first bytes did not arrive in time
             accepted.close()
             self.on_abuse(f"handshake failed: nothing came within {HANDSHAKE_SECONDS:g} s, from {host}")
-        except OSError as failed:  # the peer has left, or does not speak TLS, or not ours
+        except OSError as failed:  # the peer has left, or speaks no TLS, or no version that this server accepts
             accepted.close()
             wrong = isinstance(failed, ssl.SSLError)
             what = f"failed: {failed}" if wrong else f"given up: the peer left before it was complete ({failed})"

@@ -47,7 +47,7 @@ class Output(Link):
         self.room = 0
 
     def resume(self) -> None:
-        """Notes that the socket takes data again, and sends what waits."""
+        """Notes that the socket takes data again, and sends waiting answers."""
         self.blocked_since = None
         self.room = self.frame_max
         for stream in self.streams.values():
@@ -70,7 +70,7 @@ class Output(Link):
         return self.hold(count) or self._relieved()
 
     def _relieved(self) -> bool:
-        """Gives up unfinished requests until the limits are kept. Returns False if that was not enough."""
+        """Gives up unfinished requests until the limits are kept. Returns False if this was not enough."""
         budget = self._budget
         if self.held > self.held_max:
             handlers = [stream.handler for stream in self.streams.values() if stream.handler is not None]
@@ -101,7 +101,7 @@ class Output(Link):
             stream.enter_ring()
 
     def pump(self) -> None:
-        """Sends what is queued, one frame of each stream in turn, until the connection's window or room is used up."""
+        """Sends queued bytes, one frame of each stream in turn, until the connection's window or room is used up."""
         ring = self.ring
         while ring and self.window > 0 and self.room:
             stream = self.streams.get(ring.popleft())

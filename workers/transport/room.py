@@ -1,4 +1,4 @@
-"""Decides which connections give way when a worker has as many as it may.
+"""Decides which connections give way when a worker has reached its limit of connections.
 
 A connection is unused until it opens a stream. If the unused connections of one host take more than half of all places, they are a crowd.
 
@@ -7,8 +7,8 @@ A connection is unused until it opens a stream. If the unused connections of one
     a crowd                  its oldest connections are closed at any age, and new ones of its host as soon as they are accepted. A new
                              connection of another host displaces one of the crowd
 
-A worker with several ports, as those of several pools, divides its places: no port may have more connections than there are free places,
-and one more. So a port that alone is flooded leaves half of all places, and two leave a third. Each port has its own `Room`.
+A worker with several ports, as those of several pools, divides its places: a port may have at most one connection more than there are free
+places. So if one port is flooded, half of all places stay free, and if two ports are flooded, a third. Each port has its own `Room`.
 
 The kernel hands over connections in the order in which they came. So a client that opens connections without end must not make its own
 connections wait for places, because those of other clients would wait behind them.
@@ -26,7 +26,9 @@ ACCEPTED_AT_ONCE: Final = 32  # connections accepted in one call while there is 
 
 
 class Peer(Protocol):
-    """One connection. `idle_since`: monotonic seconds. `used`: it has opened a stream. `busy`: it has open streams, or is closing."""
+    """One connection. `idle_since`: monotonic seconds. `used`: whether it has opened a stream. `busy`: whether it has open streams or is
+    closing.
+    """
 
     @property
     def host(self) -> str: ...
@@ -49,7 +51,7 @@ class Places:
         self.ports = 0
 
     def share(self, count: int) -> int:
-        """Returns how many connections a port may have that has `count`."""
+        """Returns the limit of connections for a port that has `count` connections."""
         if self.ports < 2:
             return self.most
         return max(0, self.most - (self.taken() - count) + 1) // 2
@@ -58,7 +60,7 @@ class Places:
 class Room:
     """The places for connections at one port of a worker. `on_refused` gets the host of each refused connection.
 
-    `members`: the connections there, and the handshakes of others.
+    `members`: the connections at the port, and connections in their handshake.
     """
 
     def __init__(self, places: Places, on_refused: Callable[[str], None]) -> None:
@@ -67,11 +69,11 @@ class Room:
         places.ports += 1
         self._on_refused = on_refused
         self._look_at = 0.0
-        # The unused connections of the host that has too many, oldest first; empty without such a host.
+        # The unused connections of the host with too many connections, oldest first; empty without such a host.
         self._crowd: deque[Peer] = deque()
 
     def left(self, count: int, now: float, peers: Iterable[Peer]) -> int:
-        """Returns how many connections may be accepted while `count` are open: one, none, or many of which `admits` refuses most.
+        """Returns how many connections may be accepted while `count` are open: one, none, or many, most of which `admits` refuses.
 
         At the limit, makes some connections give way.
         """

@@ -1,4 +1,4 @@
-"""The sending side of a stream (`SendingSide`), which makes frames from answers, and what it needs of its connection (`Link`).
+"""The sending side of a stream (`SendingSide`), which makes frames from answers, and the part of the connection that it uses (`Link`).
 
 Sending has two paths. The direct path serves nearly every message: if a message fits into one frame, the stream's window, the connection's
 window and the connection's `room`, it goes to the connection's output at once. Otherwise `_enqueue` queues it without copying, `pump` cuts
@@ -98,7 +98,7 @@ _TRAILERS: Final = block_frame(END_STREAM, 0, TRAILERS_OK_BLOCK)
 
 
 class SendingSide:
-    """What a stream sends: messages, and after them its end."""
+    """The messages that a stream sends, and its end."""
 
     __slots__ = ("_ending", "_link", "counted", "in_ring", "number", "opened", "progress", "queue", "queued", "window")
 
@@ -109,7 +109,7 @@ class SendingSide:
         self.opened = False  # whether we have sent response headers
         self.queue: deque[Buffer] | None = None  # parts of answers that wait for windows
         self.queued = 0  # bytes in the queue
-        self._ending: bytes | None = None  # the header block to send after the queue; None: the stream has not ended
+        self._ending: bytes | None = None  # the header block to send after the queue; None if the stream has not ended
         self.counted = 0  # bytes of the queue that the connection counts as held
         self.in_ring = False  # whether the stream waits in the connection's ring, which will call `pump`
         self.progress = 0.0  # when a part of the queue was last sent
@@ -206,7 +206,7 @@ class SendingSide:
             self._finish()
 
     def _recount(self) -> None:
-        """Counts the bytes that stay queued as held. Gives up on a peer that leaves too many unread."""
+        """Counts the bytes that stay queued as held. Gives up on a peer that leaves too many bytes unread."""
         grown = self.queued - self.counted
         if grown:
             link = self._link

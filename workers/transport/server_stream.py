@@ -72,14 +72,14 @@ class ServerStream(SendingSide):
         self.padding = 0  # bytes of padding received
         self.born = now
         self.remote_open = True  # whether the peer may send more
-        self.handler: Handler | None = None  # None: drop what comes in
+        self.handler: Handler | None = None  # None if further messages are dropped
         self.deliver: Callable[[bytes], None] | None = None  # `handler.message`; None while a message is in pieces
         self.encoding = b"identity"
         self.authority = ""
-        self.head_length = -1  # the request's content-length; -1 without one
+        self.head_length = -1  # the request's content-length, or -1
         self.refusal = 0  # the HTTP status of the answer to a request that is not gRPC; 0 for gRPC
         self._gathered: bytearray | None = None  # the bytes so far of the prefix of a message in pieces
-        self._body: Pieces | None = None  # the body of that message; None: the prefix is incomplete
+        self._body: Pieces | None = None  # the body of that message; None while the prefix is incomplete
         self._expected = 0  # length of that body
         self.compressed = 0  # the compressed flag in that prefix
         self.kept = 0  # bytes that the handler keeps
@@ -88,7 +88,7 @@ class ServerStream(SendingSide):
 
     def hold(self, count: int) -> bool:
         if self.window <= NO_WINDOW:
-            return False  # the stream is gone, and `drop` has released what was held for it
+            return False  # the stream is gone, and `drop` has released its held bytes
         self.kept += count
         return self._link.keep(count) and not self.ended()
 
@@ -148,7 +148,7 @@ class ServerStream(SendingSide):
         return self.received + STREAM_CREDIT - self.credit - self.padding
 
     def unfinished(self) -> bool:
-        """Whether a part of a message has come and the rest is missing."""
+        """Whether only a part of a message has arrived."""
         return self._gathered is not None
 
     def peer(self) -> str:
@@ -227,7 +227,7 @@ class ServerStream(SendingSide):
             self.handler_failed(error)
 
     def _unpack(self, message: bytes) -> bytes | None:
-        """Decompresses a message with gzip. Returns None if the stream was ended because that failed."""
+        """Decompresses a message with gzip. Returns None if this has failed and so ended the stream."""
         limit = self._link.limits.message
         try:
             return gunzip(message, limit)
@@ -239,7 +239,7 @@ class ServerStream(SendingSide):
         return None
 
     def drop(self) -> int:
-        """Drops what is queued and what is incomplete. Returns how many bytes were held for the stream."""
+        """Drops queued and incomplete messages. Returns how many bytes were held for the stream."""
         held = self.counted + self.kept
         self._link.unread -= self.counted
         if self._body is not None:

@@ -35,7 +35,7 @@ from workers.transport.sending import NO_WINDOW
 from workers.transport.server_stream import STREAM_CREDIT, ServerStream
 
 CONNECTION_CREDIT: Final = 1 << 30  # bytes: the window that we give the peer for all streams together
-RECENT_STREAMS: Final = 256  # ended streams that are remembered, at least
+RECENT_STREAMS: Final = 256  # the least number of remembered ended streams
 FULL_GAP: Final = 0.005  # seconds; if a free place is taken within this time, a request was waiting for it
 DRAIN_PING: Final = b"draining"
 
@@ -74,21 +74,21 @@ class Session(Output):
         on_error: Callable[[BaseException], None],
     ) -> None:
         super().__init__(now, wake, limits, budget)
-        # Nothing more will be read, and the driver closes the connection once the output is written.
+        # The driver reads no more, and closes the connection once the output is written.
         self.closing = False
         self.stream_limit = limits.streams_first  # the last limit of streams that we have sent
         self.limit_known = False  # whether the peer has acknowledged our SETTINGS
         self.full_since: float | None = None  # see `full`
         self.idle_since = now
-        self.heard = True  # whether something was read since the last tick
-        self.slow_until = 0.0  # the time before which nothing more should be read
+        self.heard = True  # whether bytes were read since the last tick
+        self.slow_until = 0.0  # the time before which the driver should not read
         self.last_opened = 0  # the highest number of a stream that the peer has opened
         # Until when we wait for the answer to our PING after a first GOAWAY; None if we do not wait.
         self.drain_until: float | None = None
         self._buckets = Buckets(limits)
         self._finished = 0  # number of streams that have ended properly
         self._freed_at = -FULL_GAP  # when the number of streams last fell below the limit
-        self._goaway: int | None = None  # the highest stream that we have promised to serve; None: we serve all
+        self._goaway: int | None = None  # the highest stream that we have promised to serve; None if we serve all
         self._greeted = False
         self._on_abuse = on_abuse
         self._on_error = on_error
@@ -106,7 +106,7 @@ class Session(Output):
         self.out.clear()
 
     def full(self) -> float | None:
-        """Returns since when all places have been taken, apart from short gaps. Returns None if a place is free."""
+        """Returns the time since which all places have been taken, apart from short gaps. Returns None if a place is free."""
         return self.full_since if len(self.streams) >= self.stream_limit else None
 
     def raise_limit(self) -> None:
@@ -181,7 +181,7 @@ class Session(Output):
         return stream
 
     def half_close(self, stream: ServerStream) -> None:
-        """Handles END_STREAM: the peer sends nothing more on this stream."""
+        """Handles END_STREAM: the peer sends no more on this stream."""
         stream.remote_open = False
         stream.deliver = None
         if stream.window <= NO_WINDOW:
@@ -202,7 +202,7 @@ class Session(Output):
     # What a peer may cost.
 
     def charge(self, cause: str, earned: int = 0) -> bool:
-        """Takes a token for a frame that could be part of a flood. If there is none, ends the connection and returns False."""
+        """Takes a token for a frame that could be part of a flood. If no token is left, ends the connection and returns False."""
         if self._buckets.take(cause, self.now, earned):
             return True
         self.abuse(cause, Error.CALM)
@@ -242,7 +242,7 @@ class Session(Output):
     # Ends of streams.
 
     def is_late(self, number: int) -> bool:
-        """Whether the peer has opened the stream after we said that we serve no more."""
+        """Returns whether the peer has opened the stream after our GOAWAY."""
         return self._goaway is not None and number > self._goaway
 
     def no_such_stream(self, number: int, what: str) -> None:
@@ -278,7 +278,7 @@ class Session(Output):
         self.send_frame(RST_STREAM, 0, number, WORD.pack(code))
 
     def discard(self, stream: ServerStream, by_us: bool) -> None:
-        """Removes a stream with all that it had still to send, and tells its handler. `by_us`: we have reset it."""
+        """Removes a stream with its unsent bytes, and tells its handler. `by_us`: whether we have reset it."""
         handler = stream.handler
         if self.streams.pop(stream.number, None) is not None:
             self._forget(stream, by_us)

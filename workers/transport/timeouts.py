@@ -70,7 +70,9 @@ class Timeouts:
         self._hoards: tuple[float, int] | None = None
 
     def tick(self, now: float, *, greeted: bool) -> None:
-        """Ends a connection whose peer is silent or does not read. Sends keep-alive PINGs. `greeted`: whether the peer's preface came."""
+        """Ends a connection whose peer is silent or does not read. Sends keep-alive PINGs. `greeted`: whether the peer's preface has
+        arrived.
+        """
         session = self._session
         limits = session.limits
         if session.blocked_since is not None:

@@ -10,7 +10,7 @@ Contexts take TLS 1.2 or newer, and offer one protocol by ALPN. A self-signed ce
 Envoy's ext_proc clusters expect that if no certificate is configured. With client CAs, a client must have a certificate from one of them
 (or from an intermediate CA of theirs). Otherwise the handshake fails, and no byte of that client reaches the application.
 
-What this does not do: read files again (see `workers.process.certificates`), or check for revoked certificates.
+This module does not read files again (`workers.process.certificates` does), and does not check for revoked certificates.
 """
 
 import contextlib
@@ -32,14 +32,14 @@ VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 
 
 class TlsError(ValueError):
-    """Raised if a certificate or an option cannot be used. The text says which one, and what to do."""
+    """Raised if a certificate or an option cannot be used. The text names it and says what to do."""
 
 
 class Settings(NamedTuple):
     """The TLS settings of a port. `ciphers`: an OpenSSL cipher list for TLS 1.2; None for OpenSSL's default."""
 
-    directory: Path | None = None  # the folder of tls.crt and tls.key; None: self-signed
-    client_ca: Path | None = None  # None: clients need no certificate
+    directory: Path | None = None  # the folder of tls.crt and tls.key; None for a self-signed certificate
+    client_ca: Path | None = None  # None if clients need no certificate
     protocol: str = "h2"
     min_version: str = "1.2"
     ciphers: str | None = None
@@ -63,7 +63,7 @@ class Material(NamedTuple):
     def validity(self) -> tuple[float, float]:
         """Returns when the server's certificate becomes valid and when it expires, in seconds since the epoch. Raises ValueError.
 
-        The rest of the chain does not count, because an expired root at its end is common and harmless.
+        Ignores the rest of the chain, because an expired root at its end is common and harmless.
         """
         certificate = x509.load_pem_x509_certificate(self.chain)
         return certificate.not_valid_before_utc.timestamp(), certificate.not_valid_after_utc.timestamp()

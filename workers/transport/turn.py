@@ -1,4 +1,4 @@
-"""Decides when a turn of the event loop has taken so long that nothing more should be read in it.
+"""Decides when a turn of the event loop has taken so long that it should read no more.
 
 Many connections can bring much work at the same time. Timers must run in between, because the parent takes a worker without heartbeats
 for a hung one.

@@ -1,4 +1,4 @@
-"""Answers peers that speak the wrong protocol: a short text says what this port is, and the log says what to change.
+"""Answers peers that speak the wrong protocol: a short text describes this port, and the log says what to change.
 
 A user with a browser or curl may send HTTP/1, or plaintext to a port with TLS. The answer is constant, so it costs little.
 """
@@ -24,17 +24,17 @@ _HTTP1: Final = re.compile(rb"(?:GET|HEAD|POST|PUT|DELETE|OPTIONS|PATCH|CONNECT|
 
 
 def speaks_http1(begin: bytes | bytearray) -> bool:
-    """Whether a connection that begins with these bytes is an HTTP/1 request."""
+    """Returns whether a connection that begins with these bytes is an HTTP/1 request."""
     return _HTTP1.match(begin) is not None
 
 
 def speaks_plaintext(begin: bytes | bytearray) -> bool:
-    """Whether a connection to a TLS port begins like HTTP/2 or HTTP/1 without TLS."""
+    """Returns whether a connection to a TLS port begins like HTTP/2 or HTTP/1 without TLS."""
     return begin.startswith(PREFACE[:PEEK_BYTES]) or speaks_http1(begin)
 
 
 def http1_answer(begin: bytes | bytearray, *, secure: bool = False) -> bytes:
-    """Returns the whole answer to an HTTP/1 request. `secure`: the port requires TLS, and the request came without it."""
+    """Returns the whole answer to an HTTP/1 request. `secure`: whether the port requires TLS and the request came without TLS."""
     text = f"This is {WHAT}{' within TLS' if secure else ''}. Pages are on the metrics port (default 9090).\n".encode()
     head = f"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\ncontent-length: {len(text)}\r\nconnection: close\r\n\r\n"
     return head.encode() + (b"" if begin.startswith(b"HEAD ") else text)

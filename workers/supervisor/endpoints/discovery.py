@@ -7,7 +7,7 @@
 - DNS names are resolved at start and every 30 s. An entry with a DNS name gives one endpoint `<name>-<ip>` per address. If resolving
   fails, the last addresses stay. If there are addresses of both families, only IPv4 is used, because both lead to the same server.
 
-What this does not do: read the file (`endpoints_file` does), scrape, or assign slots.
+This module does not read the file (`endpoints_file` does), scrape, or assign slots.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ EXPLAINED = ("values", "inFlight", "inFlightTokens", "cached", "state")  # field
 PAGE_ADDRESS, PAGE_PORT = "metricsAddress", "metricsPort"  # labels that say where a cluster's metrics page is
 LABELS_MAX = 256  # limit per endpoint
 ENTRIES_MAX = 65_536
-NAME_CHARS_MAX = 512  # of a name or namespace: names stand in metrics, logs and shared memory
+NAME_CHARS_MAX = 512  # limit for a name or namespace, because names stand in metrics, logs and shared memory
 HOLD_S = 10.0
 RESOLVE_EVERY_S = 30.0
 NAMES_S_MAX = 10.0  # limit for resolving all new names; well below the time that the parent gives a first start
@@ -41,11 +41,10 @@ Name = tuple[int, str, str]  # pool, namespace and name: these identify an endpo
 class EndpointSpec(NamedTuple):
     """An endpoint with its address. `host`: an IP address.
 
-    `uid`: an id that distinguishes a server from a later one with the same name and address; "" if there is no such id.
-    `page`: address and port of the metrics page. None means `host` and `port`.
-    `server`: the DNS name from which the address of the metrics page was resolved; "" if it was given as an address.
-    `node`: the address of the node on which the server runs; "" if unknown.
-    `pool`: the number of its pool. A server that is in two pools is two endpoints.
+    `uid`: an id that distinguishes a server from a later one with the same name and address; "" without such an id. `page`: address and
+    port of the metrics page. None means `host` and `port`. `server`: the DNS name from which the address of the metrics page was resolved;
+    "" if it was given as an address. `node`: the address of the node on which the server runs; "" if unknown. `pool`: the number of its
+    pool. A server that is in two pools is two endpoints.
     """
 
     namespace: str
@@ -90,7 +89,7 @@ class Entry(NamedTuple):
     def at(self, address: str, page: str = "", pool: int = 0) -> EndpointSpec:
         """Returns the endpoint at `address`, one of the addresses of `host`.
 
-        `page`: an address to which the DNS name of the metrics page was resolved; "" if none is known, or if the page has no DNS name.
+        `page`: an address of the DNS name of the metrics page; "" if no address is known, or if the page has no DNS name.
         """
         name = self.name if self.is_address else f"{self.name}-{address}"
         written = self.host if self.page is None else self.page[0]
@@ -121,7 +120,7 @@ def diff(before: Iterable[EndpointSpec], after: Iterable[EndpointSpec]) -> Chang
 
 
 class Parsed(NamedTuple):
-    """The good entries of a file, the faults of the bad ones, and remarks about unusual ones."""
+    """The good entries of a file, the faults of bad entries, and remarks about unusual entries."""
 
     entries: list[Entry]
     faults: list[str]
@@ -276,10 +275,10 @@ def _host(text: str) -> str:
 
 
 class EmptyList:
-    """Holds back a list that is suddenly empty: its source may be wrong for a moment, and without endpoints no request is served.
+    """Holds back a list that is suddenly empty: its source may be wrong for a moment, and without endpoints the picker serves no request.
 
-    A list from Kubernetes and an endpoints file follow the same rule. What was known stays for HOLD_S; an empty list counts if it was empty
-    all that time. `until`: a list that is empty does not count before this time; None: no list is held back.
+    A list from Kubernetes and an endpoints file follow the same rule. The known endpoints stay for HOLD_S; an empty list counts if it was
+    empty all this time. `until`: the time before which an empty list does not count; None if no list is held back.
     """
 
     __slots__ = ("until",)
@@ -302,7 +301,7 @@ class Discovery:
     """Turns entries and the addresses of their names into one set of endpoints, and publishes each new set."""
 
     def __init__(self, publish: Callable[[set[EndpointSpec]], None], report: Callable[..., None], pool: int = 0) -> None:
-        """`pool`: the number of the pool to which the endpoints belong."""
+        """`pool`: the number of the endpoints' pool."""
         self._publish = publish
         self._pool = pool
         self._report = report
@@ -317,7 +316,7 @@ class Discovery:
         return all(entry.is_address or self._names.known(entry.host) for entry in self._entries)
 
     def endpoints(self) -> set[EndpointSpec]:
-        """Returns all endpoints that the entries and the resolved names give at present."""
+        """Returns all present endpoints of the entries and the resolved names."""
         return set(self._specs(self._entries).values())
 
     def resume(self, entries: list[Entry], before: Iterable[EndpointSpec]) -> None:
@@ -361,7 +360,7 @@ class Discovery:
         return {name for entry in self._entries for name in entry.names}
 
     def _page(self, entry: Entry) -> str:
-        """Returns the first known address of the DNS name of the entry's metrics page; "" without one."""
+        """Returns the first known address of the DNS name of the entry's metrics page, or ""."""
         return next(iter(self._names.known(entry.page[0])), "") if entry.page is not None else ""
 
     def _addresses(self, entry: Entry) -> tuple[str, ...]:

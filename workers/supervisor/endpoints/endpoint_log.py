@@ -12,7 +12,7 @@
 - A snapshot is split into lines between endpoints, never inside one. Its lines are written one by one over time, because a pipe cannot take
   hundreds of lines at once.
 
-What this does not do: decide the condition of an endpoint (`endpoints` does), or write lines (`log` does).
+This module does not decide the condition of an endpoint (`endpoints` does), and does not write lines (`log` does).
 """
 
 import asyncio
@@ -33,7 +33,7 @@ from workers.supervisor.endpoints.discovery import EndpointSpec
 LINES_MAX = 5  # per kind of change: the lines that may be written at once
 LINES_PER_S = 1.0
 NAMED_MAX = 8  # the number of names in a line about many endpoints
-# How many endpoints have a count of their own between two lines. The changes of all others are added to one common count.
+# How many endpoints have their own count between two lines. The changes of all others are added to one common count.
 COUNTED_MAX = 4096
 TEXT_MAX = 400
 NAME_MAX = 400
@@ -74,7 +74,7 @@ class Kind(enum.Enum):
     RETURNED = "returned"  # its trial request succeeded, or its failures have moved on to others
     FAILING = "failing"  # it fails more of its requests than the others
     UNREADABLE = "not readable"  # many scrapes, and none of them was good
-    UNREAD = "partly readable"  # its metrics page has values that cannot be read; the others are used
+    UNREAD = "partly readable"  # its metrics page has unreadable values; the other values are used
 
     def event(self, *, of_many: bool) -> str:
         """Returns the log event: in the singular, or with `of_many` in the plural."""
@@ -198,7 +198,7 @@ class EndpointLog:
     def left(self, endpoints: int, usable: int) -> None:
         """Logs when no endpoint is left or none is usable, and when one is usable again.
 
-        `endpoints`: the number of all endpoints. `usable`: the number of those that are neither stale nor down.
+        `endpoints`: the number of all endpoints. `usable`: the number of endpoints that are neither stale nor down.
         """
         none = "" if usable else GONE if not endpoints else UNUSABLE
         self._any |= endpoints > 0
@@ -345,14 +345,14 @@ class Draining:
         self._left[slot] = change, now
 
     def sweep(self, now: float) -> None:
-        """Looks at all of them, at most once in DRAINED_EVERY_S."""
+        """Checks all of these endpoints, at most once in DRAINED_EVERY_S."""
         if self._left and now >= self._look_at:
             self._look_at = now + DRAINED_EVERY_S
             for slot in [slot for slot in self._left if not self._slot_inflight(slot)]:
                 self.ended(slot, now)
 
     def ended(self, slot: int, now: float) -> None:
-        """Logs that no request is in flight any more to the endpoint that has left this slot. Does nothing if no endpoint has."""
+        """Logs that no request is in flight any more to the endpoint that has left this slot. Does nothing if no endpoint has left it."""
         if (left := self._left.pop(slot, None)) is not None:
             change, since = left
             self._log.add(Kind.DRAINED, Change(change.endpoint, change.address, lasted_s=now - since))

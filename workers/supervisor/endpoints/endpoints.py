@@ -8,14 +8,14 @@
   another server: it gets another slot and another owner.
 - All changes of one turn of the event loop become visible at once, by one `publish`.
 - After a restart, the supervisor reads its predecessor's endpoints from the documents and keeps their slots. Once discovery is complete, it
-  releases the slots of those that discovery has not named again.
+  releases the slots of endpoints that discovery has not named again.
 - An endpoint that is in the snapshot of the prefix index keeps its owner id from there (`slots`). Once discovery is complete, the ids
   that no endpoint has taken are retired.
 - If the table is full, an endpoint waits for a free slot, and a report names it. If the records of all endpoints do not fit into their
-  document, the longest are left out, and a report names them. So the labels of one pod cannot hide other pods from workers.
+  document, the longest records are dropped, and a report names them. So the labels of one pod cannot hide other pods from workers.
 - If an endpoint leaves while it has requests in flight, a log line says when the last of them has ended.
 
-What this does not do: find endpoints, or decide when values are stale (`freshness` does).
+This module does not find endpoints, and does not decide when values are stale (`freshness` does).
 """
 
 import asyncio
@@ -46,10 +46,10 @@ FAILURES_TO_LOG = 20  # failed scrapes before the first log line: a server may h
 
 
 class Reading(NamedTuple):
-    """How the pages of a pool's endpoints are read.
+    """Says how to read the pages of a pool's endpoints.
 
     `wanted`: the columns to read. `fresh_for_s`: how long values count as fresh. `address(spec)` returns host and port of an endpoint's
-    metrics page. `further`: the data sources beside the first one. `limits`: what the pages say about the prefix index; None: nothing.
+    metrics page. `further`: the data sources besides the first source. `limits`: the limits of the prefix index from the pages, or None.
     """
 
     extractor: PageExtractor
@@ -81,7 +81,7 @@ class EndpointTable:
         log: EndpointLog,
         ejections: Ejections,
     ) -> None:
-        """`readings`: one for each pool. `slot_inflight(slot)` returns the number of requests in flight at a slot."""
+        """`readings`: the reading of each pool. `slot_inflight(slot)` returns the number of requests in flight at a slot."""
         numeric = tuple(column.name for column in readings[0].wanted if column.type is not frozenset)
         assert len(numeric) == len(table.schema.columns), (numeric, table.schema.columns)
         self._loop = loop
@@ -114,7 +114,7 @@ class EndpointTable:
     ) -> None:
         """Takes over the records of a predecessor and a copy of its table. Call it before all other methods.
 
-        `scrapers`: that of each pool.
+        `scrapers`: the scraper of each pool.
         """
         self._scrapers = scrapers
         self._now = now
@@ -132,7 +132,7 @@ class EndpointTable:
     def apply(self, specs: Iterable[EndpointSpec], *, complete: bool = True, pool: int = 0) -> None:
         """Uses `specs` as the endpoints of `pool` from now on.
 
-        `complete`: whether these are all of them. If not, the predecessor's other endpoints stay.
+        `complete`: whether `specs` has all endpoints. If not, the predecessor's other endpoints stay.
         """
         changes = diff((member.spec for member in self._members.values() if member.spec.pool == pool), sorted(specs))
         for spec in changes.gone:
@@ -175,7 +175,7 @@ class EndpointTable:
             self._store(tag, *tag.page)
 
     def _store(self, member: Member, extracted: Extracted, inflight_at_scrape: int, at: float) -> None:
-        """Writes the values of a page, overlaid with those of the further sources, and the present state to the row."""
+        """Writes the values of a page, overlaid with the values of further sources, and the present state to the row."""
         for pages in self._readings[member.pool].further:
             extracted = pages.overlay(member, extracted)
         self._table.write(
@@ -210,7 +210,9 @@ class EndpointTable:
             self._log.scrape_failed(*shown(tag.spec), failure.cause, failure.text, failures=tag.failures, next_try_s=next_try_s)
 
     def sweep(self, now: float) -> None:
-        """Does what depends on time alone: marks stale endpoints, ejects, writes names, gives slots to waiting endpoints, and logs."""
+        """Does the work that depends on time alone: marks stale endpoints, ejects, writes names, gives slots to waiting endpoints, and
+        logs.
+        """
         self._now = now
         for member in self._freshness.newly_stale(now, lambda member: member.renewing(now)):
             self._table.mark(member.handle, state=State.STALE)
@@ -242,12 +244,12 @@ class EndpointTable:
                 self._log.add(Kind(step.value), member.change(now)._replace(cause=cause, why=why))
 
     def hasten(self, slot: int) -> None:
-        """Asks for a page of the endpoint in this slot at once, because what is known of it seems to be wrong."""
+        """Asks for a page of the endpoint in this slot at once, because its known values seem to be wrong."""
         if (member := self.by_slot.get(slot)) is not None:
             member.target.pace.hasten(self._now)
 
     def pool_of(self, slot: int) -> int | None:
-        """Returns the pool of the endpoint in this slot; None if there is none."""
+        """Returns the pool of the endpoint in this slot, or None without an endpoint."""
         return member.pool if (member := self.by_slot.get(slot)) is not None else None
 
     def handles(self) -> list[Handle]:
@@ -263,7 +265,7 @@ class EndpointTable:
         return {self.index.known(member.spec): member.owner for member in self._members.values()}
 
     def troubles(self) -> dict[str, str]:
-        """Returns id of an endpoint (`namespace/name address`) -> why its requests or its last scrape failed, for those in trouble."""
+        """Returns id of an endpoint (`namespace/name address`) -> why its requests or its last scrape failed, for endpoints in trouble."""
         failing = {self.by_slot[slot].id: why for slot, (_, why, _) in self._ejections.failing().items()}
         return {member.id: failure for member in self._members.values() if (failure := member.failure)} | failing
 
@@ -273,7 +275,7 @@ class EndpointTable:
         return {(self.by_slot[slot].pool, self.by_slot[slot].spec.name, cause): share for slot, (cause, _, share) in found.items()}
 
     def scrape_seconds(self) -> dict[tuple[int, str], float]:
-        """Returns (pool, endpoint name) -> duration of its last scrape in seconds, good or failed. Leaves out those without a scrape."""
+        """Returns (pool, endpoint name) -> duration of its last scrape in seconds, good or failed. Skips endpoints without a scrape."""
         return {(m.pool, m.spec.name): m.target.seconds for m in self._members.values() if m.target.seconds >= 0.0}
 
     def _admit(self) -> bool:
@@ -361,6 +363,6 @@ class EndpointTable:
 
 
 def _requests(extracted: Extracted, load_at: Sequence[int]) -> float | None:
-    """Returns the requests that a page shows, in the columns `load_at`; None if it has none of them."""
+    """Returns the requests that a page shows, in the columns `load_at`, or None if the page has none of them."""
     shown = [extracted.values[at] for at in load_at if extracted.present >> at & 1]
     return sum(shown) if shown else None

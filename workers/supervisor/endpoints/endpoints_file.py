@@ -1,9 +1,10 @@
 """Reads a file of endpoints and follows its changes.
 
 - At start, a single bad entry is enough to refuse the file. The error lists all faults, each with file and line.
-- When the file changes later, bad entries are left out. If the file cannot be read, has no list (as an empty file), or all its entries
-  are bad, the last good endpoints stay. A fault is reported once, not again at every reload.
-- `endpoints: []` means that there are none. After a list with entries, it counts when it has stayed empty for HOLD_S (`EmptyList`).
+- When the file changes later, bad entries are skipped. If the file cannot be read, has no list (as an empty file), or all its entries are
+  bad, the last good endpoints stay. A fault is reported once, not again at every reload.
+- `endpoints: []` means that there are no endpoints. After a list with entries, an empty list counts when it has stayed empty for HOLD_S
+  (`EmptyList`).
 - The *directory* is watched, so that a file renamed into place and a swapped symlink are noticed. The file is also read every few
   seconds, in case the watch misses a change.
 """
@@ -51,7 +52,7 @@ class File:
         self._reported: frozenset[str] = frozenset()
 
     def load(self) -> list[Entry]:
-        """Returns all entries. Raises DiscoveryError with all faults if there are any."""
+        """Returns all entries. Raises DiscoveryError with all faults."""
         try:
             text = read_file(self.path)
         except DiscoveryError as failure:
@@ -66,11 +67,11 @@ class File:
 
     @property
     def holds(self) -> bool:
-        """Whether an empty list is held back, so that `reload` is to be called again after `wait_s`."""
+        """Whether an empty list is held back, so that the caller must call `reload` again after `wait_s`."""
         return self._empty.until is not None
 
     def wait_s(self) -> float:
-        """Returns the seconds until the file is to be read again, even if nobody notices a change."""
+        """Returns the seconds until the file must be read again, even without a notice of a change."""
         until = self._empty.until
         return LOOK_EVERY_S if until is None else min(LOOK_EVERY_S, max(0.0, until - self._now()))
 
@@ -91,7 +92,7 @@ class File:
         return self._good(await asyncio.to_thread(self._parsed, text) if long else self._parsed(text))
 
     def _changed_text(self) -> bytes | None:
-        """Returns the content of the file; None if it is unchanged and no empty list is held back, or if it cannot be read."""
+        """Returns the content of the file. Returns None if it is unchanged and no empty list is held back, or if it cannot be read."""
         try:
             text = read_file(self.path)
         except DiscoveryError as failure:

@@ -1,4 +1,4 @@
-"""Further data sources: each one scrapes another page of every endpoint and adds its columns to the endpoint's row.
+"""Further data sources: each source scrapes another page of every endpoint and adds its columns to the endpoint's row.
 
     Scraper ─ pages ─▶ FurtherPages ─ changed ─▶ EndpointTable ─ overlay ─▶ the row
 
@@ -35,7 +35,7 @@ def kept_for(interval_s: float) -> float:
 
 
 def page_address(source: MetricsDataSource, spec: EndpointSpec) -> tuple[str, int]:
-    """Returns host and port of an endpoint's page. The caller replaces the port if the source has a port of its own."""
+    """Returns host and port of an endpoint's page. The caller replaces the port if the source has its own port."""
     if source.at_node and spec.node:
         return spec.node, spec.port
     return spec.page or (spec.host, spec.port)
@@ -120,7 +120,7 @@ class FurtherPages:
         self.scraper.remove(self._held.pop(tag).target)
 
     def overlay(self, tag: object, extracted: Extracted) -> Extracted:
-        """Returns the values of the first source, `extracted`, with those of this source added or in their place."""
+        """Returns the values of the first source, `extracted`, with the values of this source added or in their place."""
         own = self._held[tag].extracted
         if own is None:
             return extracted
@@ -133,7 +133,7 @@ class FurtherPages:
         return Extracted(values, extracted.present | own.present, names)
 
     def scraped(self, tag: object, extracted: Extracted, inflight_at_scrape: int, now: float) -> None:
-        """Keeps the values of a good page. Reports what of it cannot be read."""
+        """Keeps the values of a good page. Reports its unreadable values."""
         held = self._held[tag]
         held.failures, held.at = 0, now
         before, held.extracted = held.extracted, extracted

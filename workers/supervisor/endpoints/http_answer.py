@@ -6,7 +6,8 @@
 - Only 200 is accepted.
 - Everything is bounded: head, body (before and after decompression), chunk headers, trailers.
 - An answer with more bytes than it announced is an error, because client and server are out of step.
-- Most answers have a plain head and arrive at once. They are recognised first, because to read all headers takes as long as the page.
+- Most answers have a plain head and arrive at once. They are recognised first, because reading all headers takes as long as reading the
+  page.
 """
 
 import contextlib
@@ -221,7 +222,7 @@ class ServerAnswer:
 
 
 def _plain_page(received: bytes | memoryview) -> bytes | None:
-    """Returns the page if these bytes are a whole answer with a plain head; None: the general decoder has to look."""
+    """Returns the page if these bytes are a whole answer with a plain head. Returns None if the general decoder must read them."""
     plain = plain_head(received, HEAD_BYTES_MAX)
     if plain is None or plain[1] > PAGE_BYTES_MAX or plain[0] + plain[1] != len(received):
         return None

@@ -4,7 +4,7 @@
 has accepted, because attempts that are refused or get no answer are frequent and must be cheap. Redirects are not followed, and no proxy is
 used.
 
-What this does not do: handle time-outs (the caller has the clock), pipeline requests, or resolve names (it takes addresses only).
+This module does not handle time-outs (the caller has the clock), pipeline requests, or resolve names (it takes addresses only).
 """
 
 import asyncio
@@ -169,7 +169,7 @@ class Dialer:
         self._buffer = memoryview(bytearray(RECEIVE_BYTES))
 
     def dial(self, host: str, port: int, caller: Caller) -> Attempt:
-        """Starts to connect. Calls `caller.connected` or `caller.unreachable` later, never before it returns."""
+        """Starts to connect. Calls `caller.connected` or `caller.unreachable` later, never before `dial` returns."""
         return _Dial(self._loop, self._tls, (host, port), caller, self._buffer)
 
     def knock(self, host: str, port: int, answered: Callable[[int], object]) -> Attempt:
@@ -178,7 +178,7 @@ class Dialer:
 
 
 class _Reach:
-    """Connects a bare socket, and calls `_settled`. Subclasses say what comes then."""
+    """Connects a bare socket, and calls `_settled`. Subclasses define the next step."""
 
     __slots__ = ("_address", "_handle", "_loop", "_socket")
 
@@ -279,7 +279,7 @@ Knock = Callable[[str, int, Callable[[int], object]], Attempt]
 
 
 class Dialing(NamedTuple):
-    """How connections are opened, and how long that may take, in seconds."""
+    """How to open connections, and the time limit in seconds."""
 
     connect: Connect
     knock: Knock

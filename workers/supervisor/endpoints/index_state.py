@@ -7,19 +7,19 @@ time.
     header          magic | version | block tokens | layout | entries | fingerprint of the secret
     footer          as in `snapshot_file`, which writes and reads the file
 
-The file of a picker of several pools is `prefix-index-of-pools`. Its owners have pools, and so have the block tokens, which are 0 in the
-header. Entries of a pool that is gone, or that has other blocks now, are left out.
+The file of a picker of several pools is `prefix-index-of-pools`. Owners and block tokens are by pool in this file, and the block tokens in
+the header are 0. Entries of a pool that is gone, or whose blocks have changed, are dropped.
 
 The supervisor writes a snapshot every `EVERY_S` if the index changed, when the picker begins to stop, and when the supervisor ends. It
 writes to a temporary file, slice by slice (the event loop copies a slice, a thread writes it), then syncs and renames the file. So a
 snapshot is always complete, and the loop never waits for the disk. Each slice shows its buckets at the time of the copy. The list of owners
-has only those that belonged to the same endpoint before the first slice was copied and after the last one was.
+has only owners with the same endpoint before the copy of the first slice and after the copy of the last slice.
 
-The supervisor reads the snapshot before it knows any endpoint, and takes all of it or nothing. It refuses a snapshot that is truncated or
+The supervisor reads the snapshot before it knows any endpoint, and takes all of it or none. It refuses a snapshot that is truncated or
 damaged, has another secret, layout or version, or is older than `AGE_MAX_S`, and logs one line. Entries have aged by the wall-clock time
 since the snapshot. `EndpointTable` frees the entries of endpoints that discovery does not find again.
 
-No failure here ends the picker: it starts with an empty index, or runs without snapshots, and logs that once.
+No failure here ends the picker: it starts with an empty index, or runs without snapshots, and logs this once.
 """
 
 import asyncio
@@ -96,9 +96,9 @@ class IndexState:
         wall: Callable[[], float] = time.time,
         several: bool = False,
     ) -> None:
-        """`seed`: the prefix secret. `block_tokens` returns the present number of tokens in a block of each pool, by its name, which is ""
-        if there is only one. `ticks` returns the time on the index's clock, `wall` Unix time in seconds. `several`: whether there are
-        several pools.
+        """`seed`: the prefix secret. `block_tokens` returns the present number of tokens in a block of each pool, by the pool's name, which
+        is "" if the picker has one pool. `ticks` returns the time on the index's clock, `wall` Unix time in seconds. `several`: whether the
+        picker has several pools.
         """
         self._several = several
         self._file = Snapshot(Path(folder, SNAPSHOT_OF_POOLS if several else SNAPSHOT), "the prefix index", HEADER, self._header, FAULTS)
@@ -108,14 +108,15 @@ class IndexState:
         self._block_tokens = block_tokens
         self._ticks = ticks
         self._wall = wall
-        # The value of `index.changes` at the last snapshot. -1: the index has entries of a predecessor, which may not have saved them.
+        # The value of `index.changes` at the last snapshot. It is -1 if the index has entries of a predecessor, which may not have saved
+        # them.
         self._saved = -1 if index.size() else index.changes
         self._writing = asyncio.Lock()
 
     def load(self) -> dict[Known, int]:
         """Fills the index from the snapshot. Returns the owner ids of the endpoints in the snapshot.
 
-        Returns {} if there is no snapshot. If the snapshot cannot be used, returns {} and logs why.
+        Returns {} without a snapshot. If the snapshot cannot be used, returns {} and logs the reason.
         """
         return self._file.loaded(self._load) or {}
 
@@ -174,7 +175,7 @@ class IndexState:
         return Owners(*at, [(identity, owner) for (_, identity), owner in owners])
 
     def _owners_in(self, kept: Owners | OwnersOfPools) -> dict[Known, int]:
-        """Returns the owners of a trailer with entries that can still be used. Raises RefusedSnapshot."""
+        """Returns the owners of a trailer whose entries are still usable. Raises RefusedSnapshot."""
         check_owners([owner for _, owner in kept.owners])
         if isinstance(kept, Owners):
             return {("", identity): owner for identity, owner in kept.owners}

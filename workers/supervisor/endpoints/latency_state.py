@@ -6,8 +6,8 @@
 The footer is as in `snapshot_file`, which writes and reads the file. The supervisor writes it every minute and at its end. A successor
 finds each endpoint again by its identity. No failure here ends the picker: it begins with a new model, or does not save it, and logs why.
 
-The folder of a pool outlasts the pool, so a pool that comes back goes on where it was. At the start of the picker, the folders that nothing
-was written to for longest are removed, beyond those of the pools and GONE_MAX others. Files that the picker did not write stay.
+The folder of a pool outlasts the pool, so a pool that comes back continues with its model. At its start, the picker keeps the folders of
+its pools and the GONE_MAX most recently written other folders, and removes the rest. Files that the picker did not write stay.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ class SavedModel(msgspec.Struct, array_like=True, frozen=True):
 
 
 def state_folder(instance: Instance) -> str:
-    """Returns the folder for the state of one pool; "" without --state-dir, and for a place without a pool."""
+    """Returns the folder for the state of one pool, or "" without --state-dir or for a place without a pool."""
     folder, name = instance.options.state_dir, instance.options.pool_name
     if not folder or instance.pool is None:
         return folder
@@ -54,7 +54,9 @@ def state_folder(instance: Instance) -> str:
 
 
 def remove_oldest(folder: str, pools: Collection[str], places: int) -> None:
-    """Removes the folders of pools that are gone, beyond GONE_MAX. `pools`: those that are served. `places`: how many can be."""
+    """Removes the folders of pools that are gone, beyond GONE_MAX. `pools`: the served pools. `places`: the largest number of served
+    pools.
+    """
     try:
         with os.scandir(os.path.join(folder, POOLS)) as entries:
             found = [(entry.stat().st_mtime, entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
@@ -68,13 +70,13 @@ def remove_oldest(folder: str, pools: Collection[str], places: int) -> None:
         for name in (FILE, f"{FILE}.tmp"):
             with contextlib.suppress(OSError):
                 os.unlink(os.path.join(path, name))
-        with contextlib.suppress(OSError):  # others have files there
+        with contextlib.suppress(OSError):  # the folder has files of other programs
             os.rmdir(path)
         log.info("the state of a pool that is gone is removed", folder=path)
 
 
 def has_file(folder: str) -> bool:
-    """Returns whether a folder has the file; False for ""."""
+    """Returns whether a folder has the file. Returns False for ""."""
     return bool(folder) and Path(folder, FILE).exists()
 
 
@@ -86,7 +88,7 @@ class LatencyState:
         self._saved = -1  # the model's `changes` at the last write
 
     def load(self) -> tuple[LatencyModel, dict[Identity, EndpointModel]]:
-        """Returns the model without endpoints, and what is known of each endpoint. If the file is unusable, logs why."""
+        """Returns the model without endpoints, and the learned values of each endpoint. If the file is unusable, logs the reason."""
         return self._file.loaded(self._load) or (LatencyModel(), {})
 
     def save(self, model: LatencyModel, identities: Mapping[int, Identity]) -> None:

@@ -1,4 +1,4 @@
-"""One endpoint of the endpoint table: what the supervisor knows of it beside its row."""
+"""Holds what the supervisor knows of one endpoint of the endpoint table, besides the endpoint's row."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -24,9 +24,9 @@ class Member:
     page: tuple[Extracted, int, float] | None = None
     condition: Condition = Condition.UNKNOWN
     since: float | None = None  # when `condition` began; None if it began before this supervisor
-    failures: int = 0  # failed scrapes since the last good one
-    problems: Mapping[str, str] = field(default_factory=lambda: NONE)  # what could not be read of the last good page: cause -> text
-    cause: str = ""  # of the last failed scrape, in one word
+    failures: int = 0  # failed scrapes since the last good scrape
+    problems: Mapping[str, str] = field(default_factory=lambda: NONE)  # unreadable values of the last good page: cause -> text
+    cause: str = ""  # the cause of the last failed scrape, in one word
     why: str = ""  # the full text of this cause
     health: Health = field(init=False)
     target: Target = field(init=False)
@@ -53,7 +53,7 @@ class Member:
 
     @property
     def failure(self) -> str:
-        """Why the last scrape has failed, or what of its page could not be read; "" if there is nothing to say."""
+        """Why the last scrape has failed, or which values of its page could not be read; "" if neither."""
         if self.failures:
             return REFUSED_PAGE + self.why if self.cause == EXTRACT else self.why
         return UNREAD_VALUES + "; ".join(self.problems.values()) if self.problems else ""
@@ -71,7 +71,7 @@ class Member:
         return self.change(now)._replace(cause="pending", why="the scrape under way has had no answer yet")
 
     def read(self, problems: Mapping[str, str]) -> Change | None:
-        """Takes what could not be read of a good page. Returns the record of it if a cause is new."""
+        """Notes the unreadable values of a good page. Returns a record of them if a cause is new."""
         new = problems.keys() - self.problems.keys()
         self.problems = problems
         return Change(*shown(self.spec), cause=EXTRACT, why="; ".join(problems.values())) if new else None

@@ -1,11 +1,11 @@
-"""Asks the endpoints of several pools at /v1/models which models and adapters they have, and publishes that for workers.
+"""Asks the endpoints of several pools at /v1/models for their models and adapters, and publishes the lists for workers.
 
     EndpointTable: endpoints ─▶ ModelPages ─ one GET per endpoint in EVERY_S ─▶ models of each pool ─▶ document
 
-Only endpoints of pools that a model can decide on are asked, because only there the list leads to an endpoint. An endpoint is asked at the
-address where it serves requests. New ones come first. Each look asks at most AT_ONCE, each on a connection of its own that is closed
-afterwards: with thousands of endpoints, a round takes minutes. An answer takes at most SHARE of a server's time. An endpoint that fails
-keeps its last list, and is asked less and less often, until it leaves.
+This module asks only endpoints of pools that are chosen by model, at the address where they serve requests. New endpoints come first. Each
+look asks at most AT_ONCE endpoints, each on its own connection, which is closed afterwards: with thousands of endpoints, a round takes
+minutes. An answer takes at most SHARE of a server's time. An endpoint that fails keeps its last list, and is asked less and less often
+until it leaves.
 """
 
 import asyncio
@@ -84,7 +84,7 @@ async def get(dialer: Dialer, spec: EndpointSpec) -> bytes:
 
 @dataclass(slots=True)
 class _Asked:
-    """An endpoint. `due`: when it is asked next. `models`: those of its last answer."""
+    """An endpoint. `due`: the time of the next question. `models`: the models of its last answer."""
 
     spec: EndpointSpec
     due: float = 0.0
@@ -93,7 +93,7 @@ class _Asked:
 
 
 class ModelPages:
-    """Keeps the models of all endpoints that it is told to follow."""
+    """Keeps the models of all followed endpoints."""
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class ModelPages:
             self._publish(self.served())
 
     def served(self) -> Served:
-        """Returns the models of each pool, by their ids. What one endpoint does not say of a model, another one may."""
+        """Returns the models of each pool, by their ids. Joins the details of a model from several endpoints."""
         pools: dict[int, dict[str, Model]] = {}
         for asked in self._asked.values():
             known = pools.setdefault(asked.spec.pool, {})

@@ -1,4 +1,4 @@
-"""Writes the documents about endpoints that workers read. If their records do not all fit, leaves some out."""
+"""Writes the documents about endpoints that workers read. Drops some records if not all fit."""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -20,7 +20,7 @@ class Published:
         self._left_out_at = 0.0
 
     def endpoints(self, inherited: Iterable[EndpointRecord], members: Iterable[Member], now: float) -> None:
-        """Writes the records of all endpoints, ordered by slot. If they do not fit, leaves out the longest."""
+        """Writes the records of all endpoints, ordered by slot. Drops the longest records if not all fit."""
         records = sorted([*inherited, *map(_record_of, members)], key=lambda record: record.slot)
         room = self._documents.schema.capacities[ENDPOINTS]
         blob = encode(records)
@@ -79,5 +79,5 @@ def spec_of(record: EndpointRecord) -> EndpointSpec:
 
 
 def identity_of(server: EndpointSpec | EndpointRecord) -> Identity:
-    """Returns what identifies one server: it changes when another server takes the address."""
+    """Returns the identity of one server, which changes when another server takes the address."""
     return server.namespace, server.name, server.host, server.port, server.uid
