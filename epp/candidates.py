@@ -9,8 +9,9 @@ This module alone decides which value a candidate without a fresh value gets (th
 - A candidate that was never scraped gets the mean of the fresh candidates.
 - A candidate that was scraped, but whose engine does not report the column, gets the column's `absent`; if that is None, the mean of
   the fresh candidates.
-- If no fresh candidate reports the column, all candidates get 0, plus what has not faded yet. So in the end the load in flight decides.
-Staleness alone never removes an endpoint. `without_down` removes endpoints that are down or ejected, unless all of them are.
+- If no fresh candidate reports the column, all candidates get 0, plus the unfaded part of their own value. So in the end the load in
+  flight decides.
+Staleness alone never removes an endpoint. `without_down` removes endpoints that are down or ejected, unless all endpoints are.
 """
 
 from collections.abc import Mapping, Sequence
@@ -94,7 +95,7 @@ class EndpointList:
 
 
 class Age(NamedTuple):
-    """How old the values of a snapshot are (`ages` of `Snapshot`), and how much each therefore counts (`weights`)."""
+    """How old the values of a snapshot are (`Snapshot.ages`), and how much each value therefore counts (`Snapshot.weights`)."""
 
     seconds: Floats | None = None
     weights: Floats | None = None
@@ -104,19 +105,19 @@ NO_AGE: Final = Age()
 
 
 class Snapshot:
-    """Holds an endpoint list and what was scraped from its endpoints, as of one epoch of the endpoint table. Arrays: shape (endpoints,).
+    """Holds an endpoint list and the scraped values of its endpoints, as of one epoch of the endpoint table. Arrays: shape (endpoints,).
 
     `values[name]`: float64, NaN where the engine does not report the column. `names[name]`: a list of frozensets.
     `fresh`, `known`, `down`: bool. Fresh: the last good scrape is recent. Known: at least one scrape succeeded. Down: the server refused
     connections twice, or the endpoint is ejected.
     `ages`: float64, seconds from the last good scrape to the making of this snapshot, for plugins with their own limit of
-    freshness; None: not available. It is 0 while the scrapes have a pace of their own (`metricsBudget`) and none is missing.
-    `counted_at_scrape`: float64, requests in flight that the values include: those at the last good scrape, however old that is, or at the
-    time to which the values were carried on.
-    `ejected`: bool, the endpoints that get no requests because earlier ones failed there; None: no endpoint is ejected.
-    `failing`: float64, which share of its requests each endpoint fails, beyond the share of the others; None: none does
+    freshness; None if not available. Ages are 0 while a budget sets the pace of the scrapes (`metricsBudget`) and no scrape is missing.
+    `counted_at_scrape`: float64, requests in flight that the values include: those at the last good scrape, however old, or at the time to
+    which the values were carried on.
+    `ejected`: bool, the endpoints that get no requests because earlier requests failed; None if no endpoint is ejected.
+    `failing`: float64, which share of its requests each endpoint fails, beyond the share of the others; None if no endpoint does
     (`epp.endpoints.failing`).
-    `weights`: float64, from 0 to 1, how much each stale value still counts (`weights_by_age`); None: stale values do not count.
+    `weights`: float64, from 0 to 1, how much each stale value still counts (`weights_by_age`); None if stale values do not count.
     `blocks`: what `epp.endpoints.server_blocks` keeps.
     """
 
@@ -181,7 +182,7 @@ class Snapshot:
         return 0.0 if self.weights is None else self.weights
 
     def sent_before(self) -> Floats:
-        """Returns the requests in flight at the scrape minus those that waited then: float64, shape (endpoints,)."""
+        """Returns the requests in flight at the scrape minus the requests that waited at the scrape: float64, shape (endpoints,)."""
         before = self._sent_before
         if before is None:
             before = self._sent_before = self.inflight_at_scrape - self.settled(WAITING, None)
@@ -219,8 +220,8 @@ def weights_by_age(ages: Floats, limit_s: float) -> Floats:
 def _settle(values: Floats, fresh: Mask, known: Mask, weights: Floats | None, into: str) -> Floats:
     """Fills the gaps of one column.
 
-    `into`: what stale values fade into: the "mean", the highest ("high") or the lowest ("low") of the fresh values.
-    `weights`: how much each stale value still counts, from 0 to 1; None: not at all.
+    `into`: the value into which stale values fade: the "mean", the highest ("high") or the lowest ("low") of the fresh values.
+    `weights`: how much each stale value still counts, from 0 to 1; None if stale values do not count.
     """
     reported = ~np.isnan(values)
     good = fresh & reported
@@ -237,10 +238,10 @@ def _settle(values: Floats, fresh: Mask, known: Mask, weights: Floats | None, in
 
 
 class Candidates:
-    """Holds the endpoints that one decision chooses from, with their values: `candidates[COLUMN]`.
+    """Holds the endpoints from which one decision chooses, with their values: `candidates[COLUMN]`.
 
-    Arrays have one value per candidate, in the order of `endpoints`. `rows` are the candidates' rows in the snapshot; None: all.
-    Decisions share these arrays: never write into one.
+    Arrays have one value per candidate, in the order of `endpoints`. `rows` are the candidates' rows in the snapshot; None for all rows.
+    Decisions share these arrays: never write into them.
     """
 
     __slots__ = ("_inflight", "_made_waiting", "_others", "_size", "_tokens", "rows", "snapshot")
@@ -295,7 +296,7 @@ class Candidates:
         return waiting
 
     def waiting_terms(self) -> tuple[Floats, Floats, Floats]:
-        """Returns the terms of WAITING, for kernels: requests in flight, those of them that do not count, and the scraped value."""
+        """Returns the terms of WAITING, for kernels: requests in flight, how many of these do not count, and the scraped value."""
         snapshot, rows = self.snapshot, self.rows
         scraped = snapshot.settled(WAITING, rows)
         if rows is None:
@@ -324,7 +325,7 @@ class Candidates:
         return None if self._others is None else self.narrow(self._others)
 
     def index_of(self, row: int) -> int:
-        """Returns the index of the candidate in this row of the snapshot; -1: the endpoint there is no candidate."""
+        """Returns the index of the candidate in this row of the snapshot; -1 if the endpoint of the row is no candidate."""
         rows = self.rows
         if rows is None:
             return row
@@ -336,14 +337,14 @@ class Candidates:
         return values if self.rows is None else values[self.rows]
 
     def keep(self, mask: Mask) -> "Candidates":
-        """Returns the candidates for which `mask` (bool, shape (candidates,)) is true; this object if it is true for all."""
+        """Returns the candidates for which `mask` (bool, shape (candidates,)) is true; this object if the mask is true for all."""
         if mask.all():
             return self
         rows = np.flatnonzero(mask) if self.rows is None else self.rows[mask]
         return Candidates(self.snapshot, self._inflight, self._tokens, rows, self._others)
 
     def without_down(self) -> "Candidates":
-        """Returns the candidates that are neither down nor ejected, or all candidates if none is left."""
+        """Returns the candidates that are neither down nor ejected, or all candidates if no candidate would be left."""
         if not self.snapshot.any_down:
             return self
         up = ~(self.snapshot.down if self.rows is None else self.snapshot.down[self.rows])

@@ -35,9 +35,9 @@ class Key(Generic[T]):
 class Column(Key[T]):
     """Names a value that each endpoint has. `candidates[COLUMN]` reads it: a float64 array for numbers, a list for `frozenset` columns.
 
-    `worst` says what a stale endpoint's value fades into: the highest fresh value ("high", if less is better, as for queue lengths) or
-    the lowest one ("low").
-    `absent` is the value of an endpoint that was scraped and does not report the column; None: the mean of the fresh values.
+    `worst` says into which value a stale endpoint's value fades: the highest fresh value ("high", if less is better, as for queue
+    lengths) or the lowest fresh value ("low").
+    `absent` is the value of an endpoint that was scraped and does not report the column; None means the mean of the fresh values.
     `epp.candidates` has all rules for endpoints without a fresh value.
     """
 
@@ -52,8 +52,8 @@ class Column(Key[T]):
 class Datum(Key[T]):
     """Names a value that each request has. `request[DATUM]` reads and writes it.
 
-    Readers get `default` if the value was not set: the producer failed open, set nothing, or is not configured (`optional`).
-    All profiles of the request share the value, unless `per_profile` is set: then each profile reads and writes its own value.
+    Readers get `default` if the value was not set: the producer failed open, set no value, or is not configured (`optional`).
+    All profiles of the request share the value. With `per_profile`, each profile reads and writes its own value.
     """
 
     __slots__ = ("default", "per_profile")
@@ -66,7 +66,7 @@ class Datum(Key[T]):
 
 # Values that model servers report. Extractors write them. Plugins declare those that they read.
 # Units: requests, except that KV_USAGE is a ratio from 0 to 1, CACHE_BLOCK_SIZE and CACHE_TOKENS are in tokens, CACHE_NUM_BLOCKS in
-# blocks, MAX_LORA in adapters. CACHE_BLOCK_SIZE: prefixes are found in multiples of it. CACHE_TOKENS: how much the KV cache holds.
+# blocks, MAX_LORA in adapters. CACHE_BLOCK_SIZE: prefixes are found in multiples of this size. CACHE_TOKENS: how much the KV cache holds.
 # CACHE_RANKS: how many data-parallel ranks, each with a KV cache of its own, a server runs behind one address.
 WAITING: Final = Column("waiting_requests", int)
 RUNNING: Final = Column("running_requests", int)
@@ -81,7 +81,7 @@ WAITING_MODELS: Column[frozenset[str]] = Column("waiting_models", frozenset)
 # Averages of a cluster's pool. The pickers of clusters report them.
 CLUSTER_KV_USAGE: Final = Column("llm-d.ai/multicluster-kv-cache-utilization", float)
 CLUSTER_QUEUE: Final = Column("llm-d.ai/multicluster-queue-size", float)
-# Load in flight, from the decision to the end of the response. Workers count it; a read at decision time sums over all of them.
+# Load in flight, from the decision to the end of the response. Workers count this load; a read at decision time sums over all workers.
 INFLIGHT_REQUESTS: Final = Column("inflight_requests", int)
 INFLIGHT_TOKENS: Final = Column("inflight_tokens", int)
 SHOWN: Final = (KV_USAGE, RUNNING, WAITING)  # always scraped, even if no plugin reads them: the metrics page shows them

@@ -50,8 +50,8 @@ class Cause(enum.Enum):
 class Refused(Exception):
     """Makes the client get an error answer instead of an endpoint's response. Plugins may raise it up to PreRequest.
 
-    `cause` determines status and text, `detail` completes the text. `retry_after_s`: whole seconds for the header `retry-after`;
-    0: no such header. `headers`: further headers of the answer.
+    `cause` determines status and text, `detail` completes the text. `retry_after_s`: whole seconds for the header `retry-after`, or 0
+    for no such header. `headers`: further headers of the answer.
     """
 
     def __init__(self, cause: Cause, detail: str = "", retry_after_s: int = 0, headers: Mapping[str, str] = NO_HEADERS) -> None:
@@ -87,5 +87,5 @@ def blame(problem: BaseException, plugin: object | None) -> None:
 
 
 def blamed(problem: BaseException) -> object | None:
-    """Returns the plugin with which `blame` tagged this exception. None: no plugin raised it."""
+    """Returns the plugin with which `blame` tagged this exception, or None if no plugin raised it."""
     return getattr(problem, _PLUGIN, None)

@@ -9,7 +9,7 @@ values in the same way:
     computed       computed when the page is read: pool, endpoints, index, workers
 
 `catalogue` lists them all. A plugin declares its own families with `Metric`. Clients choose the values of some labels, so `label_caps`
-decides which of them are named, and `page_size` bounds what they take on the page.
+decides which of these values are named, and `page_size` bounds how much of the page they take.
 
 May import: no other module of epp. Imported by: the rows of epp above it, and workers.
 """
@@ -18,7 +18,7 @@ from typing import Final, Literal, NamedTuple
 
 PREFIX: Final = "llm_d_epp_"
 OTHER: Final = "other"
-NO_FAIRNESS_ID: Final = "default-flow"  # the fairness id of requests that name none
+NO_FAIRNESS_ID: Final = "default-flow"  # the fairness id of requests that name no fairness id
 PLUGIN_LABELS: Final = ("plugin_name", "plugin_type")
 POOL: Final = "pool"  # a label that only a picker of several pools has
 OF_POOL: Final = "inference_pool"  # a label that some metrics have with any number of pools
@@ -59,9 +59,9 @@ def histogram(name: str, help: str, buckets: tuple[float, ...]) -> Metric:
 class Group(NamedTuple):
     """Joins metrics with the same labels. A worker has at most `blocks` label tuples, each with one block of values.
 
-    `page_bytes`: how many bytes of the metrics page they may take; 0: any number. `at_once`: names of clients count as soon as they are
-    seen, not only after a request with them was served. `ages`: tuples that count nothing for a while give their blocks to new ones, so a
-    writer must not remember a block for longer than until `SeriesWriter.epoch` changes. `pooled`: whether what it counts belongs to a pool.
+    `page_bytes`: how many bytes of the metrics page the metrics may take; 0 for any number. `at_once`: names that clients choose count as
+    soon as they are seen, not only after a request with the name was served. `ages`: tuples that count nothing for a while give their
+    blocks to new tuples, so a writer must forget a block when `SeriesWriter.epoch` changes. `pooled`: whether the metrics are per pool.
 
     Gauges are stored as whole numbers of `1 / parts`. With `weighed`, the group has two gauges: the page shows the first divided by the
     second, for label tuples where the second is not 0.
@@ -81,7 +81,7 @@ class Group(NamedTuple):
     pooled: bool = True
 
     def by_pool(self, pools: int) -> "Group":
-        """Returns the group with a label for the pool and with room for some tuples of each; itself if it has one, or counts for all."""
+        """Returns the group with a label for the pool and room for some tuples of each pool; itself if it has one or is not `pooled`."""
         if OF_POOL in self.labels or not self.pooled:
             return self
         return self._replace(labels=(*self.labels, POOL), blocks=max(self.blocks, BLOCKS_PER_POOL * pools))

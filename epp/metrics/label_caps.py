@@ -1,8 +1,8 @@
-"""Decides which label values that clients choose get their own series: those of requests that a model server has served.
+"""Decides which of the label values that clients choose get their own series: values of requests that a model server has served.
 
 A model's name or a fairness id counts as `OTHER` until a request with it is served. So a client that is refused, or gets an error, cannot
 make a series. A series that has counted nothing for a while gives its room to a new one (`shm.series`). If there is no room, a tuple
-counts without its fairness id, and at last as `OTHER`.
+counts without its fairness id, or, as the last resort, as `OTHER`.
 """
 
 from collections.abc import Callable, Iterable
@@ -52,7 +52,7 @@ class LabelCaps:
         return name if name in PLAIN or name in self._fairness_ids else OTHER
 
     def names(self, labels: Labels) -> "GroupNames":
-        """Returns what a table with these labels needs to name its series."""
+        """Returns the names for the series of a table with these labels."""
         return GroupNames(self, labels)
 
     def recall(self, label: str, value: str) -> None:
@@ -82,7 +82,7 @@ class GroupNames:
         self._coarse = coarse(labels)
 
     def fold(self, labels: Labels) -> Labels:
-        """Returns the tuple that a tuple counts as: with `OTHER` for each name of which no request was served."""
+        """Returns the tuple as which a tuple counts: with `OTHER` for each name of which no request was served."""
         caps = self._caps
         return tuple(
             [
@@ -102,7 +102,7 @@ class GroupNames:
 
 
 class AtOnce(GroupNames):
-    """Names each tuple at once: for gauges, which fall to 0 again and then give their room away."""
+    """Names each tuple at once, for gauges. These fall to 0 again and then give up their room."""
 
     def fold(self, labels: Labels) -> Labels:
         return labels

@@ -14,9 +14,9 @@ medium's hash.
 The root is a hash of model and cache salt, each prefixed by its length, under the secret of the deployment. So prompts of different
 models or salts share no hash, and without the secret no client can produce the hashes of another client's blocks.
 
-With a cache salt, the seed of the block hashes is another one, too (`seed`). Otherwise the chains of a text under two salts would differ by
-a number that is the same for all texts. A client that fills the index could learn this number from a known prompt of another client, and
-then see by its own blocks which other blocks that client's prompts displace.
+A cache salt also changes the seed of the block hashes (`seed`). Otherwise the chains of a text under two salts would differ by a number
+that is the same for all texts. A client that fills the index could learn this number from a known prompt of another client, and then see
+by its own blocks which other blocks that client's prompts displace.
 """
 
 from collections.abc import Sequence
@@ -38,8 +38,8 @@ P_INVERSE: Final = pow(P, -1, 1 << 64)
 DENSE_BLOCKS: Final = 64
 STRIDE: Final = 4
 XXH3_SHORT_MAX: Final = 240  # bytes; the C kernel hashes only longer blocks
-VECTOR_FROM_BLOCKS: Final = 36  # below this the plain loop is faster
-MEDIA_MAX: Final = 4096  # media of one prompt that count; later ones are ignored
+VECTOR_FROM_BLOCKS: Final = 36  # for fewer blocks, the plain loop is faster
+MEDIA_MAX: Final = 4096  # media of one prompt that count; later media are ignored
 WIDE: Final = 1 << 16
 NARROW: Final = MASK ^ WIDE
 
@@ -67,7 +67,7 @@ def root(model: str, cache_salt: str, secret: int) -> int:
 
 
 def seed(cache_salt: str, secret: int) -> int:
-    """Returns the seed of the block hashes of prompts with a cache salt: the secret itself without one."""
+    """Returns the seed of the block hashes of prompts with this cache salt. Without a salt, the seed is the secret itself."""
     return xxh3_64_intdigest(b"salt:%b" % cache_salt.encode(), secret) if cache_salt else secret
 
 
@@ -138,7 +138,7 @@ def with_media(ids: NDArray[np.uint32], features: Sequence[Feature]) -> NDArray[
 
 
 def landmarks(chain: Hashes, start: int = 0) -> Hashes:
-    """Returns the hashes from `start` on that the index keeps: the first DENSE_BLOCKS, then every STRIDE-th, and the last.
+    """Returns the hashes from `start` on that the index keeps: the first DENSE_BLOCKS hashes, then every STRIDE-th, and the last.
 
     A hit on a block proves all blocks before it. So a match of DENSE_BLOCKS or more loses at most STRIDE - 1 blocks, and a prompt
     of 400 KB needs a quarter of the entries.

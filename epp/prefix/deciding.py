@@ -10,7 +10,7 @@ class ScoresOwnMatches(Plugin):
     """Base of scorers that read prefix matches but are not a `FollowsMatches`."""
 
     def producer(self, plugins: Sequence[Plugin]) -> str:
-        """Returns the name of the producer whose matches the scorer reads. `plugins`: all that the configuration lists."""
+        """Returns the name of the producer whose matches the scorer reads. `plugins`: all plugins that the configuration lists."""
         raise NotImplementedError
 
 
@@ -28,7 +28,7 @@ class FollowsDecisions(FollowsMatches):
 def deciding_producer(plugins: Sequence[Plugin]) -> str:
     """Returns the name of the producer whose matches decide where requests go.
 
-    It is the producer that the first scorer or filter with matches reads, else the only producer, else APPROXIMATE.
+    This is the producer that the first scorer or filter with matches reads, else the only producer, else APPROXIMATE.
     """
     for plugin in plugins:
         if not isinstance(plugin, Scorer | Filter) or isinstance(plugin, FollowsDecisions):

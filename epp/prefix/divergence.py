@@ -1,14 +1,14 @@
 """Detects long divergence of predicted and reported cached tokens, and names the likely cause. Pure: sums in, warnings out.
 
-Time is divided into slices of SLICE_S. An endpoint diverges if in each of the last SLICES slices the predicted and the reported share
-of its prompt tokens differ by more than APART in the same direction, over CHECKED_MIN requests at least. Endpoints with fewer requests
-are judged together, like one endpoint.
+Time is divided into slices of SLICE_S. An endpoint diverges if in each of the last SLICES slices, over at least CHECKED_MIN requests, the
+predicted and the reported share of its prompt tokens differ by more than APART in the same direction. Endpoints with fewer requests are
+judged together, like one endpoint.
 
-A server may omit a figure of 0, or not report at all. So an endpoint that has never reported cached tokens diverges if each slice has
-requests that were predicted to hit more than APART of their prompt, CHECKED_MIN such requests at least.
+A server may omit a figure of 0, or not report at all. So an endpoint that has never reported cached tokens diverges if each slice has at
+least CHECKED_MIN requests with a predicted hit of more than APART of the prompt.
 
 The likely cause follows from other figures: KV cache usage, how steady the ratio is, evictions of the picker's index. All endpoints
-with the same cause share one warning. A cause is reported once in SAY_AGAIN_S at most.
+with the same cause share one warning. A cause is reported at most once in SAY_AGAIN_S.
 
 At most SLICES slices are kept, each with the endpoints that had requests in it.
 """
@@ -62,8 +62,8 @@ class Cause(Enum):
 class Sums(NamedTuple):
     """Adds up the requests whose prediction was compared with a report: their number, and their tokens.
 
-    `prompt`, `predicted`, `reported`: all prompt tokens, those predicted and those reported as cached. `missed`: other requests, with a
-    predicted hit at servers that have never reported cached tokens.
+    `prompt`: all prompt tokens. `predicted`, `reported`: tokens predicted and reported as cached. `missed`: number of other requests, which
+    had a predicted hit at servers that have never reported cached tokens.
     """
 
     requests: int = 0
@@ -85,10 +85,10 @@ NONE: Final = Sums()
 
 
 class Divergence(NamedTuple):
-    """Describes a warning: over `minutes`, `requests` were predicted to find the share `predicted` of their prompt tokens cached.
+    """Describes a warning: over `minutes`, the picker predicted for `requests` that the share `predicted` of prompt tokens was cached.
 
-    `reported`: the share that the servers reported. `servers`: how many servers that concerns; `endpoints`: the names of the first
-    NAMES_MAX of them. `reason`: the likely cause and what to do.
+    `reported`: the share that the servers reported. `servers`: how many servers the warning concerns. `endpoints`: the names of the first
+    NAMES_MAX servers. `reason`: the likely cause and what to do.
     """
 
     minutes: float
@@ -109,7 +109,7 @@ class Slice(NamedTuple):
 
 
 class Subject(NamedTuple):
-    """Joins endpoints that are judged together, and their sums per slice."""
+    """Holds endpoints that are judged together, and their sums per slice."""
 
     keys: Sequence[Key]
     slices: Sequence[Sums]
@@ -136,7 +136,7 @@ class Subject(NamedTuple):
 
     @property
     def silent(self) -> bool:
-        """Returns whether no report was compared although many hits were predicted."""
+        """Returns whether servers reported no cached tokens although many hits were predicted."""
         return not self.requests and self.missed >= CHECKED_MIN
 
     @property

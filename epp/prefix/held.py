@@ -1,4 +1,4 @@
-"""Computes the keys of blocks that model servers say they hold, both from events and from requests.
+"""Computes the keys of held blocks, both from the events of model servers and from requests.
 
     event    tokens, adapter, extra keys  ─┐
                                            ├─▶ one key per whole block ─▶ the index of held blocks
@@ -6,9 +6,9 @@
 
 A key is one hash of a chain (`epp.prefix.blocks`) over the token ids of the blocks. The engine's own hashes only connect events to each
 other, so engine and picker need not agree on a hash. The picker cuts a prompt into blocks of the engine's size, and the size is part of
-every key, so keys of different block sizes never match. Extra keys (hashes of media, the cache salt of the first block) belong to the
-content of their block, in any order. The root of a chain stands for the LoRA adapter. The base model has the adapter name "", whatever
-name requests use for it.
+every key, so keys of different block sizes never match. Extra keys (hashes of media, the cache salt of the first block) count as content
+of their block, in any order. The root of a chain stands for the LoRA adapter. The base model has the adapter name "", whatever name
+requests use for the base model.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,7 +41,7 @@ def held_root(adapter: str, block_tokens: int, secret: int) -> int:
 
 
 def adapter_word(adapter: str, secret: int) -> int:
-    """Returns 64 bits that stand for the name of an adapter; never 0."""
+    """Returns a hash of the name of an adapter: 64 bits, never 0."""
     return xxh3_64_intdigest(b"adapter:" + adapter.encode("utf-8", "surrogatepass"), secret) or 1
 
 
@@ -73,10 +73,10 @@ def index_keys(chain: Hashes) -> Hashes:
 def request_extras(features: Sequence[Feature], cache_salt: str, block_tokens: int, blocks: int) -> Extras:
     """Returns the extra keys of a prompt's first `blocks` blocks.
 
-    Each medium belongs to the blocks that its placeholder overlaps, the salt to block 0.
+    Each medium is an extra key of the blocks that its placeholder overlaps; the salt is an extra key of block 0.
 
-    Clients send offsets and lengths, so they may be any numbers. To bound the work, only the first MEDIA_MAX media count. The function
-    also stops when the media overlap more blocks in total than media that lie side by side can.
+    Clients send offsets and lengths, so these may be any numbers. To bound the work, only the first MEDIA_MAX media count. The function
+    also stops when the media overlap more blocks in total than media without overlaps can.
     """
     if not features and not cache_salt:
         return NO_EXTRAS
@@ -106,7 +106,7 @@ def _extra_bytes(names: Sequence[str]) -> bytes:
 def _name_bytes(name: str) -> bytes:
     """Encodes a name. A long name is replaced by its hash, after a byte that no name contains.
 
-    The encoding must be short, because one name may belong to every block of a prompt.
+    The encoding must be short, because one name may be a key of every block of a prompt.
     """
     encoded = name.encode("utf-8", "surrogatepass")
     return encoded if len(encoded) <= NAME_BYTES_MAX else b"\xff%b" % xxh3_128_digest(encoded)

@@ -5,9 +5,9 @@
     event     [tag, field, …] with trailing fields that may be missing, or a map with `type`; one payload may have both
 
 Source: `vllm/distributed/kv_events.py` and `sglang/srt/disaggregation/kv_events.py`, and events recorded from them. A hash is an integer
-of any width, or bytes; only its last 8 bytes are used. SGLang with EAGLE has pairs in the place of token ids, (t0, t1), (t1, t2), …: the
-first of each pair counts. A malformed or unknown event, even one that is not valid msgpack, is skipped and counted as malformed; the other
-events of its payload are used.
+of any width, or bytes; only the last 8 bytes are used. SGLang with EAGLE has pairs in the place of token ids, (t0, t1), (t1, t2), …: the
+first of each pair counts. A malformed or unknown event, even an event that is not valid msgpack, is skipped and counted as malformed; the
+other events of the payload are used.
 """
 
 from array import array
@@ -24,9 +24,9 @@ GPU: Final = "gpu"
 TIER_NAMES: Final[Mapping[str, str]] = {"cpu_pinned": "cpu"}  # engine's name of a tier -> our name
 FULL_ATTENTION: Final = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
 PAYLOAD_BYTES_MAX: Final = 8 << 20
-EVENTS_MAX: Final = 1 << 16  # events of one payload; one takes up to 30 us to apply
+EVENTS_MAX: Final = 1 << 16  # events of one payload; an event takes up to 30 us to apply
 BLOCKS_MAX: Final = 1 << 16  # blocks that the events of one payload name
-CLEARED_MAX: Final = 16  # `Cleared` events of one payload; one is enough, because only what follows the last one counts
+CLEARED_MAX: Final = 16  # `Cleared` events of one payload; one would suffice, because only events after the last one count
 GROUP_MAX: Final = 63
 NAME_CHARS_MAX: Final = 1024
 EXTRAS_MAX: Final = 4096  # extra keys of one block
@@ -47,11 +47,12 @@ Tokens = NDArray[np.uint32]
 class Stored(NamedTuple):
     """Says that the endpoint holds these blocks from now on.
 
-    `hashes`: the engine's hashes of the blocks, in order. `parent`: the engine's hash of the block before the first one; None: there is
-    none. `tokens`: the token ids of all blocks; None: the blocks are known, and are now held in this `tier`, too. `block_tokens`: tokens
-    per block; 0: not given. `adapter`: the name of the LoRA adapter; "": the base model, or not given. `adapter_id`: the engine's own id of
-    the adapter; None: the base model, or not given. `extras`: per block its extra keys; empty: none. `group`: the group of KV caches; None:
-    the engine has no groups. `kind`: the group's kind of attention; "": not given.
+    `hashes`: the engine's hashes of the blocks, in order. `parent`: the engine's hash of the block before the first one; None for the first
+    block of a prompt. `tokens`: the token ids of all blocks; None if the blocks are known, and are now held in this `tier`, too.
+    `block_tokens`: tokens per block; 0 if not given. `adapter`: the name of the LoRA adapter; "" for the base model, or if not given.
+    `adapter_id`: the engine's own id of the adapter; None for the base model, or if not given. `extras`: extra keys per block; empty
+    without extra keys. `group`: the group of KV caches; None if the engine has no groups. `kind`: the group's kind of attention; "" if not
+    given.
     """
 
     hashes: Sequence[int]
@@ -82,7 +83,7 @@ Event = Stored | Removed | Cleared
 
 
 class Batch(NamedTuple):
-    """Holds the events of one message. `malformed`: how many were skipped. `rank`: the data-parallel rank; None: not given."""
+    """Holds the events of one message. `malformed`: how many events were skipped. `rank`: the data-parallel rank; None if not given."""
 
     events: Sequence[Event]
     malformed: int
@@ -94,7 +95,7 @@ class MalformedBatch(Exception):
 
 
 class _Malformed(Exception):
-    """Says that one event is not as the protocol demands."""
+    """Says that one event does not follow the protocol."""
 
 
 _decode = msgspec.msgpack.Decoder().decode
@@ -104,13 +105,13 @@ _UNREADABLE: Final = (msgspec.MsgspecError, ValueError, RecursionError, TypeErro
 
 
 def sequence_of(frame: bytes) -> int | None:
-    """Returns the number of a message; None: the frame is no number that a publisher can have reached."""
+    """Returns the number of a message; None if the frame has no number that a publisher can have reached."""
     number = int.from_bytes(frame, "big")
     return number if len(frame) == SEQUENCE_BYTES and number <= SEQUENCE_MAX else None
 
 
 def is_read(topic: bytes, beginning: bytes) -> bool:
-    """Returns whether messages of a topic are read. Those without a topic are: vLLM gives none unless it is told to."""
+    """Returns whether messages of a topic are read. Messages without a topic are read: vLLM gives no topic by default."""
     return not topic or topic.startswith(beginning)
 
 
@@ -175,7 +176,7 @@ def _each(raw: msgspec.Raw) -> list[Any]:
 
 
 def _readable(raw: msgspec.Raw) -> Any:
-    """Decodes one value; None: it is not valid."""
+    """Decodes one value. Returns None if the value is not valid."""
     try:
         return _decode(raw)
     except _UNREADABLE:
@@ -258,7 +259,7 @@ def _tokens(values: Any) -> Tokens | None:
             raise _Malformed
         values = [pair[0] for pair in values]
     try:
-        # An array converts numbers only. NumPy would convert all to texts if one of them is a long text.
+        # An array converts numbers only. NumPy would convert all values to texts if one value is a long text.
         return np.frombuffer(array("I", values), np.uint32)
     except (OverflowError, TypeError):
         raise _Malformed from None
@@ -286,7 +287,7 @@ def _group(value: Any) -> int | None:
 
 
 def _extras(values: Any, adapter: str, count: int) -> Sequence[Sequence[str]]:
-    """Returns extra keys per block, without the adapter's name. An element is a string or [string, offset]; others are ignored."""
+    """Returns extra keys per block, without the adapter's name. An element is a string or [string, offset]; any other is ignored."""
     if values is None:
         return ()
     if not isinstance(values, list):

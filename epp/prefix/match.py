@@ -19,8 +19,8 @@ TIERS_MAX = 4
 
 
 class Capacity(NamedTuple):
-    """Says how many blocks the index keeps of an endpoint. `auto_tune`: as many as the server's cache has room for, if the server reports
-    its size; otherwise `blocks`.
+    """Says how many blocks of an endpoint the index keeps: `blocks`, or with `auto_tune` as many as the server's cache has room for, if the
+    server reports the size of the cache.
     """
 
     auto_tune: bool
@@ -31,8 +31,8 @@ class Capacity(NamedTuple):
 class CutsPrompts:
     """Marks a producer that divides prompts into blocks for the shared index. All blocks of the index have the same size.
 
-    Producers with different capacities stand for different tiers of the servers' caches. The index keeps tiers apart. `tier`: its number,
-    from 0; `assign_tiers` sets it.
+    Producers with different capacities stand for different tiers of the servers' caches. The index separates tiers. `tier`: the number of
+    the tier, from 0, which `assign_tiers` sets.
     """
 
     block_tokens: int
@@ -41,7 +41,7 @@ class CutsPrompts:
 
 
 def assign_tiers(plugins: Iterable[Plugin]) -> None:
-    """Numbers the different capacities of producers in the order of `plugins`. Those beyond TIERS_MAX share the last number."""
+    """Numbers the different capacities of producers in the order of `plugins`. Capacities beyond TIERS_MAX share the last number."""
     capacities: list[Capacity] = []
     for plugin in plugins:
         if isinstance(plugin, CutsPrompts):
@@ -51,9 +51,9 @@ def assign_tiers(plugins: Iterable[Plugin]) -> None:
 
 
 class Prefill(NamedTuple):
-    """Says that an endpoint computes leading blocks of a prompt. `owner`: its owner id. `blocks`: how many of them it will hold then.
+    """Says that an endpoint computes leading blocks of a prompt. `owner`: its owner id. `blocks`: how many it will hold after that.
 
-    `since`: when it was sent the prompt that it computes, in monotonic seconds. `tokens`: how many tokens it computes.
+    `since`: when the prompt was sent to the endpoint, in monotonic seconds. `tokens`: how many tokens the endpoint computes.
     """
 
     owner: int
@@ -66,14 +66,13 @@ class PrefixMatch:
     """Says how much of a prompt each endpoint has in its prefix cache. Arrays: float64 of the snapshot's shape (endpoints,).
 
     `hashes`: the chain of block hashes of the prompt; `total`: its length in blocks; `block_tokens`: tokens per block. `tokens`: tokens of
-    the prompt as the picker counts them; if it does not count them, `total` * `block_tokens`. `prompts`: how many prompts the request has;
-    hashes and numbers of several prompts follow each other or are added up.
-    `blocks`: how many leading blocks of the prompt each endpoint holds, or computes now; None: no endpoint holds any.
-    `cached`: how many tokens of the prompt each endpoint is predicted not to compute; None as `blocks`. This is less than it holds, because
-    a server reuses whole blocks of its own size, and never the whole prompt (`epp.endpoints.server_blocks`).
-    `counted`: the same, but each token counts by the weight of its tier (GPU memory 1, a slower tier may weigh less). Without tiers both
-    are equal.
-    `why`: per endpoint, why its match is not precise, "" if it is; an empty list if this producer gives no precise matches.
+    the prompt as the picker counts them; without a count, `total` * `block_tokens`. `prompts`: how many prompts the request has. The
+    hashes of several prompts follow each other; the numbers of several prompts are added up.
+    `blocks`: how many leading blocks of the prompt each endpoint holds, or computes now; None if no endpoint holds a block.
+    `cached`: how many tokens of the prompt each endpoint is predicted not to compute; None if `blocks` is. An endpoint may hold more,
+    because a server reuses whole blocks of its own size, and never the whole prompt (`epp.endpoints.server_blocks`).
+    `counted`: like `cached`, but each token counts by the weight of its tier (GPU memory 1, a slower tier may weigh less).
+    `why`: per endpoint, why its match is not precise, "" if it is precise; an empty list if this producer gives no precise matches.
     `under_way`: prefills that compute leading blocks of this prompt now. `blocks` counts these blocks as held.
     This object lives longer than the text of the prompt.
     """
@@ -97,8 +96,8 @@ class PrefixMatch:
         why: Sequence[str] = (),
         under_way: Sequence[Prefill] = (),
     ) -> None:
-        """`servers`: the blocks of the servers; None: not known. `held`: the tokens that each endpoint holds, if they are not whole
-        blocks of `block_tokens`. `weighted`: the same, each token by the weight of its tier.
+        """`servers`: the blocks of the servers; None if not known. `held`: the tokens that each endpoint holds, if they are not whole
+        blocks of `block_tokens`. `weighted`: like `held`, but each token counts by the weight of its tier.
         """
         self.blocks = blocks
         self.hashes = hashes
@@ -110,7 +109,7 @@ class PrefixMatch:
         self.under_way = under_way
         self.cached: Floats | None = None
         self.counted: Floats | None = None
-        self._most = -1.0  # what `most` returns; below 0: it follows from the others
+        self._most = -1.0  # what `most` returns; below 0 until it is computed from the other values
         self._held = held
         self._servers = servers
         if blocks is not None:
@@ -125,7 +124,7 @@ class PrefixMatch:
                 self.counted = np.floor(np.divide(self.cached * weighted, held, np.zeros(len(held)), where=held > 0.0))
 
     def share(self, candidates: Candidates) -> Scores | None:
-        """Returns `counted` as a share of what an endpoint can have cached, from 0 to 1, per candidate. None stands for 0 for all."""
+        """Returns `counted` as a share of `most`, from 0 to 1, per candidate. Returns None if all shares are 0."""
         counted, most = self.counted, self.most()
         return None if counted is None or not most else calls.share(candidates.narrow(counted), most)
 
@@ -137,7 +136,7 @@ class PrefixMatch:
         return self._most
 
     def reported(self, row: int, prompt: int) -> int:
-        """Returns the prediction for the endpoint in a row, in tokens of the model server, which counted `prompt` tokens in the prompt."""
+        """Returns the prediction for the endpoint in a row, in the model server's tokens, if the server counted `prompt` tokens."""
         if self.blocks is None or self._servers is None:
             return 0
         held = int(self.blocks.item(row) * self.block_tokens if self._held is None else self._held.item(row))
@@ -145,8 +144,7 @@ class PrefixMatch:
         return whole(scaled, prompt, self._servers.sizes.item(row))
 
     def add(self, other: "PrefixMatch", whole: Mask) -> None:
-        """Takes the longer match for endpoints that are not `whole`: this one, or another one of the same request, cut into blocks of this
-        one.
+        """For endpoints that are not `whole`, takes the longer match: this one, or `other` of the same request, in the blocks of this match.
         """
         blocks = other.blocks
         if blocks is None:
@@ -177,7 +175,7 @@ def _longer(whole: Mask, mine: Floats | None, others: Floats | None) -> Floats |
 
 
 def joined(matches: Sequence[PrefixMatch]) -> PrefixMatch:
-    """Returns the match of a request with several prompts, of which the servers cache each separately."""
+    """Returns the match of a request with several prompts, which the servers cache separately."""
     hashes = np.concatenate([match.hashes for match in matches])
     tokens = sum([match.tokens for match in matches])
     most = sum([match.most() for match in matches])
@@ -198,7 +196,7 @@ def _sum(parts: Sequence[Floats | None]) -> Floats | None:
 
 
 def only_producer(plugins: Iterable[Plugin]) -> Plugin | None:
-    """Returns the only producer of matches among `plugins`; None if there is none, or several."""
+    """Returns the only producer of matches among `plugins`; None without such a producer, or with several."""
     found = [plugin for plugin in plugins for key in plugin.produces if key.type is PrefixMatch]
     return found[0] if len(found) == 1 else None
 
@@ -206,8 +204,9 @@ def only_producer(plugins: Iterable[Plugin]) -> Plugin | None:
 def read_producer(plugins: Iterable[Plugin], named: str = "") -> str:
     """Returns the name of the producer whose matches a plugin reads: `named` if given, else APPROXIMATE, as in the reference picker.
 
-    If the only producer that is listed is of another type, such as a precise one, an unnamed one is that. One of this type with a name of
-    its own is not: a configuration may have one producer per tier of the cache, and name only the second one.
+    If nothing is `named` and the only listed producer is of another type, such as a precise one, returns that producer's name. A listed
+    approximate producer with another name does not count: a configuration may have one producer per tier of the cache, and name only the
+    second one.
     """
     only = None if named else only_producer(plugins)
     if only is None or type(only).type_name == APPROXIMATE:

@@ -1,14 +1,14 @@
 """Defines the prediction of a decision: how many prompt tokens the picked endpoint already holds in its prefix cache.
 
 A prefix producer computes the match of every endpoint at decision time (`PrefixMatch`). With its answer, the model server reports how
-many prompt tokens were cached (REPORTED). Both are kept, so that they can be explained and compared. If several producers match prefixes,
-the match that a scorer reads is compared.
+many prompt tokens were cached (REPORTED). The picker keeps both to explain and compare them. If several producers match prefixes, it
+compares the match that a scorer reads.
 
 Without a token producer, the picker assumes 4 bytes per token, which is not what servers count. So the comparison takes the share of the
 prompt that the endpoint holds, and converts it to tokens as the server counts them (`PrefixMatch.reported`).
 
-There is no prediction if a prefill server computes the prompt, because the decode server reports what it receives from there as cached.
-The report of a request with several prompts is not compared, because it is that of the last prompt alone.
+There is no prediction if a prefill server computes the prompt, because the decode server reports all tokens from that server as cached.
+The report of a request with several prompts is not compared, because it is about the last prompt alone.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,14 +23,14 @@ REPORTED: Final = Datum("prefix_reported", Usage)  # the runtime sets it when th
 
 
 def compared_match(producers: Sequence[Plugin], scorers: Iterable[Plugin]) -> Datum[PrefixMatch] | None:
-    """Returns the key of the match to compare with the reported tokens; None: no producer of this configuration matches prefixes."""
+    """Returns the key of the match to compare with the reported tokens; None if no producer of this configuration matches prefixes."""
     produced = [key for p in producers for key in p.produces if isinstance(key, Datum) and key.type is PrefixMatch]
     read = {key for scorer in scorers for key in scorer.consumes}
     return next((key for key in produced if key in read), produced[0] if produced else None)
 
 
 def predicted_row(decision: Decision) -> int:
-    """Returns the row of the first target, for which there is a prediction; -1: there is none."""
+    """Returns the row of the first target, which has the prediction; -1 without a prediction."""
     runs = decision.runs
     run = runs.get(decision.primary)
     if run is None or (len(runs) > 1 and decision.prefill != decision.primary and runs.get(decision.prefill)):
@@ -40,7 +40,7 @@ def predicted_row(decision: Decision) -> int:
 
 
 def predicted_tokens(match: PrefixMatch, decision: Decision) -> int | None:
-    """Returns the predicted cached tokens at the first target, by the picker's count; None: there is no prediction."""
+    """Returns the predicted cached tokens at the first target, by the picker's count; None without a prediction."""
     row = predicted_row(decision)
     if row < 0:
         return None

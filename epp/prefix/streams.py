@@ -1,14 +1,14 @@
-"""Defines what is known of the event streams of the endpoints: typed data between the reader of the streams, workers and plugins.
+"""Defines the state of the endpoints' event streams: typed data that the reader of the streams passes to workers and plugins.
 
-An endpoint is *followed* while the picker knows what it holds: its stream is open and has no gap. Otherwise a text says why not, and
-plugins use the approximate match for it. Matches with a followed endpoint are *precise* unless a remark says why they may be wrong.
+An endpoint is *followed* while the picker knows which blocks it holds: its stream is open and has no gap. Otherwise, a text says why not,
+and plugins use the approximate match. Matches with a followed endpoint are *precise* unless a remark says why they may be wrong.
 """
 
 from typing import Final
 
 import msgspec
 
-HEARTBEAT_S_MAX: Final = 1.0  # if its last heartbeat is older than this, the reader of the streams does not run
+HEARTBEAT_S_MAX: Final = 1.0  # the reader of the streams does not run if its last heartbeat is older than this
 WEIGHT_ONE: Final = 1000  # weights of tiers are thousandths
 NO_READER: Final = "the kv-events process does not run"
 NO_STREAM: Final = "its event stream is not followed yet"
@@ -29,7 +29,7 @@ PARTLY_REUSED: Final = "its model has layers without full attention, so it may r
 class Tier(msgspec.Struct, array_like=True, frozen=True):
     """Describes one tier of an endpoint's KV cache, such as GPU memory.
 
-    `owner`: the owner id under which the index of held blocks has the blocks of this tier. `weight`: what a block in this tier counts, in
+    `owner`: the owner id under which the index of held blocks has the blocks of this tier. `weight`: the weight of a block in this tier, in
     thousandths.
     """
 
@@ -48,10 +48,10 @@ class StreamRecord(msgspec.Struct, array_like=True, frozen=True):
 
     `slot`, `generation`, `endpoint` (its owner id in the approximate index): these three identify the endpoint. `address`: `host:port`.
     `followed`: whether the endpoint is followed; `why`: why it is not. `since`: when `followed` changed last, in monotonic seconds.
-    `remark`: why matches with it may be wrong although it is followed; "" if nothing speaks against them.
-    `block_tokens`: tokens per block; 0 until an event says it. `tiers`: the tiers that the endpoint may use, in order. `speculative`: the
-    owner id of blocks that it will hold soon. `links`: its owner id in the table of links. `group`: the group of KV caches whose blocks
-    count; None: the engine has no groups.
+    `remark`: why matches with the endpoint may be wrong although it is followed; "" without such a reason.
+    `block_tokens`: tokens per block; 0 until an event gives the number. `tiers`: the tiers that the endpoint may use, in order.
+    `speculative`: the owner id of blocks that the endpoint will hold soon. `links`: the endpoint's owner id in the table of links. `group`:
+    the group of KV caches whose blocks count; None if the engine has no groups.
     """
 
     slot: int
@@ -73,7 +73,7 @@ class StreamRecord(msgspec.Struct, array_like=True, frozen=True):
 
 
 class StreamsRecord(msgspec.Struct, array_like=True, frozen=True):
-    """Holds the document of all streams. `adapters`: a word for the name of each adapter that events have named (`epp.prefix.held`)."""
+    """Holds the document of all streams. `adapters`: the `adapter_word` of each adapter that events have named (`epp.prefix.held`)."""
 
     streams: list[StreamRecord]
     adapters: list[int]

@@ -8,7 +8,7 @@ A CACHED frame has one number in the place of the hashes: the cached tokens that
 
 All numbers have the byte order of the machine, because frames never leave it. The checksum is CRC-32 over the bytes after it. A frame
 that is truncated, corrupt or of another version is refused as a whole. Its updates are lost, which only lowers the hit rate. An
-update that does not fit into one frame continues in the next one as another record.
+update that does not fit into one frame continues in the next frame as another record.
 """
 
 from collections.abc import Iterable, Iterator
@@ -20,7 +20,7 @@ FRAME_BYTES_MAX: Final = 4096
 VERSION: Final = 1
 LEARN: Final = 1
 FORGET: Final = 2
-CACHED: Final = 5  # 3 and 4 are those of samples and records on the same pipe
+CACHED: Final = 5  # samples and records on the same pipe have the kinds 3 and 4
 KINDS: Final = (LEARN, FORGET, CACHED)
 CHECKSUM: Final = Struct("=I")
 HEAD: Final = Struct("=BBH")

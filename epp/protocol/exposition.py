@@ -1,12 +1,12 @@
 """Scans a page in the Prometheus text format for single metric families, without parsing the rest.
 
-A `Finder` belongs to one selector and to the pages of one server. Pages change little from scrape to scrape. So the finder
-remembers where the family stands, and the text before its first value. On the next page the same text is usually at the same
-position. Then the value of a family with one series costs no scan, and several series are read from there.
+A `Finder` is for one selector and for the pages of one server. Pages change little from scrape to scrape. So the finder
+remembers where the family stands, and the text before its first value. On the next page, the same text is usually at the same
+position. The value of a family with one series then costs no scan, and several series are read from this position on.
 
-Otherwise the whole page is searched, because the series of a family may stand in several places. It is also searched if the page has
-grown or shrunk by more than digits take, because series may have come in another place. Comments, blank lines, CRLF, exemplars and
-other families are skipped.
+Otherwise the finder searches the whole page, because the series of a family may stand in several places. It also does so if the length
+of the page has changed by more than changed digits explain, because new series may stand in another place. It skips comments, blank
+lines, CRLF, exemplars and other families.
 
 The finder does not judge values: it returns NaN and infinities. If a value is not a number, or labels cannot be read, it raises
 `Malformed`.
@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 
 from compiled.calls import recall
 
-# Of one family: lines that are looked at; series whose labels are read, and their bytes. More would only cost time.
+# Limits for one family: lines, series whose labels are read, and bytes of these labels. More would only cost time.
 LINES_MAX: Final = 1 << 16
 SERIES_MAX: Final = 16_384
 FAMILY_BYTES_MAX: Final = 1 << 20
@@ -42,7 +42,7 @@ _RANK: Final = re.compile(rb'[{, ]((?:engine|dp_rank)="[^"]*")')  # the label of
 
 
 class Malformed(ValueError):
-    """Says that the page has the family, but that it cannot be read."""
+    """Says that the page has the family, but that the family cannot be read."""
 
 
 class Selector(NamedTuple):
@@ -108,7 +108,7 @@ def number(token: bytes) -> float:
 
 
 class Sample(NamedTuple):
-    """Holds one series. `text`: what stands between its braces. `stamp`: its timestamp; 0.0: it has none."""
+    """Holds one series. `text`: the text between its braces. `stamp`: its timestamp, or 0.0."""
 
     text: bytes
     value: float
@@ -116,7 +116,7 @@ class Sample(NamedTuple):
 
 
 class Finder:
-    """Finds the series of one selector on the pages of one server. `text`: between the braces of the series that `find` finds."""
+    """Finds the series of one selector on the pages of one server. `text`: the labels of the series that `find` finds, as text."""
 
     __slots__ = ("_at", "_before", "_bytes", "_name", "_name_at", "_name_line", "_run", "_single", "_type_line", "selector", "text")
 
@@ -128,14 +128,14 @@ class Finder:
         self._type_line = b"# TYPE " + self._name + b" "
         line = re.escape(self._name) + rb"[{ \t][^\n]*+"
         self._run = re.compile(rb"%b(?:\n%b){0,%d}+" % (line, line, LINES_MAX))  # adjacent lines of the family
-        self._before = b""  # the text from `_at` to the first value of the family; empty: nothing is remembered
-        self._bytes = 0  # of the page before
+        self._before = b""  # the text from `_at` to the first value of the family; empty if no place is remembered
+        self._bytes = 0  # the size of the previous page
         self._at = 0
         self._name_at = 0  # where the name stands in `_before`
         self._single = False  # whether the family has one series, and the selector matches it
 
     def find(self, page: bytes) -> float:
-        """Returns the value of the family's only series, if it stands where it stood before. Else NaN: `samples` has to look."""
+        """Returns the value of the family's only series if it stands at its last place. Else returns NaN; call `samples` then."""
         self._compare(len(page))
         if not self._single:
             return nan
@@ -160,10 +160,10 @@ class Finder:
         return found
 
     def newest(self, page: bytes) -> tuple[list[bytes], str]:
-        """Returns the texts of the series with the largest value, of each data-parallel rank, and what is wrong with other series.
+        """Returns, for each data-parallel rank, the text of the series with the largest value. Also says what is wrong with other series.
 
-        This is for metrics whose value is a time. They may have thousands of outdated series, so only the labels of the newest are
-        read. Raises Malformed.
+        This is for metrics whose value is a time. Such a metric may have thousands of outdated series, so only the labels of the newest
+        series are read. Raises Malformed.
         """
         lines = self.lines(page)
         wrong = ""
@@ -195,7 +195,7 @@ class Finder:
         return self._search(page)
 
     def _compare(self, size: int) -> None:
-        """Forgets where the family stands if the page is so much longer or shorter than the one before that a line may have come."""
+        """Forgets where the family stands if the length of the page has changed so much that it may have a new line."""
         if not -DIGITS_MAX <= size - self._bytes <= DIGITS_MAX:
             self.forget()
         self._bytes = size
@@ -216,7 +216,7 @@ class Finder:
         return lines
 
     def _next(self, page: bytes, start: int) -> int:
-        """Returns where the next line of the family begins, after `start` or at the start of the page; -1: there is none."""
+        """Returns where the next line of the family begins, after `start` or at the start of the page; -1 without such a line."""
         if not start and page.startswith(self._name) and page[len(self._name) : len(self._name) + 1] in _AFTER_NAME:
             return 0
         size = len(self._name_line)
@@ -251,7 +251,7 @@ class Finder:
             if at < 0:
                 return -1
         if self._name_at == 1 and page.startswith(self._name, page.rfind(b"\n", 0, at) + 1):
-            return -1  # a series may have come above
+            return -1  # the page may have a new series above
         self._at = at
         return at + self._name_at
 

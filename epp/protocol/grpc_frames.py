@@ -11,7 +11,7 @@ from epp.protocol.inflate import FREE_BYTES, RATIO_MAX, gunzip
 
 HEAD_BYTES: Final = 5
 MESSAGE_BYTES_MAX: Final = 32 << 20  # bytes of the message of a request, unpacked
-ANSWER_BYTES_MAX: Final = 1 << 20  # bytes of one message of an answer; longer ones are skipped
+ANSWER_BYTES_MAX: Final = 1 << 20  # bytes of one message of an answer; longer messages are skipped
 
 
 def only(body: bytes | memoryview) -> bytes | memoryview:
@@ -63,7 +63,7 @@ class Frames:
         yield from self._messages(chunk)
 
     def _wanted(self) -> int:
-        """Returns how many bytes are needed to continue: a whole message, or the head of one that is too long."""
+        """Returns how many bytes are needed to continue: a whole message, or the head of a message that is too long."""
         head = self._rest
         size = int.from_bytes(head[1:HEAD_BYTES], "big") if len(head) >= HEAD_BYTES else 0
         return HEAD_BYTES + (size if size <= ANSWER_BYTES_MAX else 0)

@@ -25,7 +25,7 @@ def asks_for_models(headers: codec.Headers) -> bool:
 
 
 class Model(msgspec.Struct, array_like=True, frozen=True, omit_defaults=True):
-    """A model or an adapter that an endpoint lists. `parent`: of an adapter, the model that it adapts. "" and 0: not known."""
+    """A model or an adapter that an endpoint lists. `parent`: the model that an adapter adapts. "" and 0 mean not known."""
 
     id: str
     root: str = ""
@@ -43,7 +43,7 @@ class Listed(NamedTuple):
 def listed(models: Iterable[Listed], created: int) -> bytes:
     """Returns the framed answer that lists models and adapters, sorted by their names.
 
-    If several pools have a model, it is listed once, as that of the first. `created`: Unix time in seconds, which clients expect.
+    If several pools have a model, it is listed once, with the first pool. `created`: Unix time in seconds, which clients expect.
     """
     found: dict[str, Listed] = {}
     for each in models:

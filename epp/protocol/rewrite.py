@@ -2,13 +2,13 @@
 
 Request: msgspec scans the body and returns the position of the raw value of the top-level member, such as `model`. It handles escapes,
 blanks and nested members of that name. The bytes around the value are copied. If the member occurs several times, all are replaced,
-because it is unknown which one the model server reads. A body without the member gets it as its first member; the kernels find that a
-body lacks it several times as fast as msgspec.
+because it is unknown which one the model server reads. A body without the member gets it as its first member; the kernels find several
+times as fast as msgspec that a body lacks the member.
 
 Answer: `"model":"<target>"`, with or without a blank after the colon, becomes `"model":"<requested>"` at any position, however the
-answer is divided into pieces. If the end of a piece may be the beginning of such a text, it is held back until the next piece. In a JSON
-string the quotes are escaped, so text that a model writes is not changed. An answer with a content coding (gzip) passes unchanged. So
-code that rewrites a request has to remove its `accept-encoding` (`REMOVED`).
+answer is divided into pieces. If the end of a piece may be the beginning of such a text, this end is held back until the next piece. In a
+JSON string the quotes are escaped, so text that a model writes is not changed. An answer with a content coding (gzip) passes unchanged. So
+code that rewrites a request has to remove the request's `accept-encoding` (`REMOVED`).
 """
 
 import json
@@ -24,7 +24,7 @@ from epp.protocol.surrogates import replaced
 
 REMOVED: Final = ("accept-encoding", "content-encoding")  # removed from a rewritten request, so that request and answer are plain
 MEMBERS_MAX: Final = 2  # members of one name in one body that are accepted
-BEGIN_BYTES: Final = 256  # of a body, in which its first brace and the next character stand, unless the body begins with many blanks
+BEGIN_BYTES: Final = 256  # a body has its first brace and the next character in so many bytes, unless it begins with many blanks
 PAIRS_KEPT: Final = 256  # cached pairs; clients choose the names, so number and length are limited
 KEPT_CHARS_MAX: Final = 1024
 _BLANKS: Final = b" \t\r\n"
@@ -48,13 +48,13 @@ class Member:
         self.name = name
         self._names = (name.encode(),)
         self._key = b'"' + self._names[0] + b'"'
-        # One of them begins each letter of the name if it is escaped.
+        # The possible beginnings of an escaped letter of the name.
         self._escapes = tuple(sorted({b"\\u00%x" % (letter >> 4) for letter in self._names[0]}))
         # Made by `defstruct`, because msgspec cannot read annotations of compiled classes.
         self._decoder = msgspec.json.Decoder(msgspec.defstruct("_Named", [(name, msgspec.Raw, _MISSING)]))
 
     def text(self, value: str) -> bytes:
-        """Returns the member with this value, and a comma: what to insert into a JSON object that lacks the member."""
+        """Returns the member with this value, and a comma: the text to insert into a JSON object that lacks the member."""
         return b"".join((self._key, b":", msgspec.json.encode(value), b","))
 
     def lacks(self, body: Body) -> bool:
@@ -101,7 +101,7 @@ class Member:
         return spans[::-1]
 
     def _last(self, text: Body) -> Span | None:
-        """Returns (start, end) of the value of the last such member; None: there is none. The decoder returns the last one."""
+        """Returns (start, end) of the value of the last such member, or None. The decoder returns the last member of a name."""
         try:
             named: Any = self._decoder.decode(text)
             raw = memoryview(getattr(named, self.name))
@@ -127,7 +127,7 @@ def _address(data: Body) -> int:
 
 
 def insertion(body: Body, member: bytes) -> tuple[int, bytes]:
-    """Returns where to insert a first member into a JSON object, and what. `member`: the member and a comma."""
+    """Returns where to insert a first member into a JSON object, and the text to insert. `member`: the member and a comma."""
     if len(body) > 1 and body[0] == _BRACE and body[1] == _QUOTE:
         return 1, member
     view = memoryview(body)
@@ -166,7 +166,7 @@ class ModelRestorer:
         self._held = b""
 
     def feed(self, piece: Body) -> bytes:
-        """Returns the bytes that can go to the client. Holds back what may be the beginning of a text to replace."""
+        """Returns the bytes that can go to the client. Holds back an end that may be the beginning of a text to replace."""
         data = self._held + piece
         if _KEY in data:
             for target_text, back in self._pairs:
@@ -185,6 +185,6 @@ class ModelRestorer:
         return data
 
     def rest(self) -> bytes:
-        """Returns the bytes that were held back. Call it at the end of the answer."""
+        """Returns the bytes that were held back. Call this at the end of the answer."""
         rest, self._held = self._held, b""
         return rest

@@ -1,7 +1,7 @@
 """Replaces half surrogate pairs in JSON text: escapes such as `\\ud83d` without their other half.
 
 JavaScript clients send half pairs after they have cut a text within an emoji. RFC 8259 (section 8.2) leaves open what a JSON reader does.
-msgspec refuses them; Go's reader and Python's accept them, so the model server may, too. For routing, each half counts as U+FFFD.
+msgspec refuses half pairs; Go's reader and Python's accept them, so the model server may, too. For routing, each half counts as U+FFFD.
 """
 
 import re
@@ -17,7 +17,7 @@ _REPLACEMENT: Final = rb"\ufffd"
 
 
 def replaced(body: bytes | memoryview) -> bytes | None:
-    """Returns a JSON text with the escape of U+FFFD in place of each half pair; None: there is none, or there are too many."""
+    """Returns a JSON text with the escape of U+FFFD in place of each half pair. Returns None without half pairs, or with too many."""
     found: list[int] = []
     for match in _HALF.finditer(body):
         at = match.start()

@@ -1,8 +1,8 @@
 """Reads token usage from a JSON, SSE or gRPC answer in chunks of any size.
 
 `UsageScanner` looks for the key `"usage"` followed by an object, outside of strings (where the quotes of the key would be escaped), and
-decodes only that object. If an answer has several, the last one with token counts wins. The scanner keeps at most USAGE_BYTES_MAX bytes.
-The other scanners are for APIs with other formats. A parser chooses the scanner by setting `request[ANSWER]`.
+decodes only that object. If an answer has several such objects, the last one with token counts wins. The scanner keeps at most
+USAGE_BYTES_MAX bytes. The other scanners are for APIs with other formats. A parser chooses the scanner by setting `request[ANSWER]`.
 """
 
 import re
@@ -20,7 +20,7 @@ from epp.protocol.usage_structs import ANTHROPIC_USAGE, META_INFO, TOKENS_MAX, U
 
 KEY: Final = b'"usage"'
 USAGE_BYTES_MAX: Final = 4096
-KEYS_MAX: Final = 64  # only the last keys of one piece are read; an event has one
+KEYS_MAX: Final = 64  # only the last keys of one piece are read; an event has one key
 # Whole strings, braces, and a quote that nothing closes. Possessive: backtracking would take 130 bytes of memory per byte.
 _TOKENS: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"|["{}]', re.DOTALL)
 _QUOTED: Final = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
@@ -30,7 +30,7 @@ _KEY_BYTES: Final = frozenset(bytes((byte,)) for byte in SUSPECT)
 
 
 class Scanner(Protocol):
-    """Reads one answer in chunks. `usage`: the usage found so far; None: none.
+    """Reads one answer in chunks. `usage`: the usage found so far, or None.
 
     `pending`: whether the scanner needs the next chunk in any case. If not, the caller may skip the chunk, unless it contains KEY or ends
     with a byte of SUSPECT. A scanner that looks for another key than KEY is always `pending`.
@@ -46,7 +46,7 @@ class Scanner(Protocol):
 class AnswerHandling(NamedTuple):
     """Says how to read the answer to a request.
 
-    `scanner`: makes the scanner for the usage in the answer; None: a `UsageScanner`. `skip`: whether to leave the answer unread.
+    `scanner`: makes the scanner for the usage in the answer; None for a `UsageScanner`. `skip`: whether to leave the answer unread.
     """
 
     scanner: Callable[[], Scanner] | None
@@ -108,7 +108,7 @@ class UsageScanner:
             self.pending = False
 
     def _scan(self, data: bytes, at: int | None = None) -> None:
-        """Reads all whole objects. `at`: where the first key is, or -1; None: not known."""
+        """Reads all whole objects. `at`: where the first key is, or -1 without a key; None if not known."""
         key = self.key
         if at is None:
             at = find(data, key)
@@ -147,7 +147,7 @@ class UsageScanner:
         try:
             found = self.decoder.decode(text)
         except UNREADABLE:
-            return  # another field of that name
+            return  # another field with the name of the key
         self._read(found)
 
     def _read(self, u: Any) -> None:
@@ -159,8 +159,8 @@ class UsageScanner:
 
 
 class AnthropicScanner(UsageScanner):
-    """Reads Anthropic's usage. Its `input_tokens` are only those that were neither read from a cache nor written to one, so the prompt is
-    the sum of three figures (https://docs.anthropic.com/en/api/messages).
+    """Reads Anthropic's usage. `input_tokens` lacks tokens that were read from a cache or written to a cache, so the prompt is the sum of
+    three figures (https://docs.anthropic.com/en/api/messages).
 
     In a stream the first event has the input tokens, later events have the output tokens. For each figure the last event that has it
     counts.
@@ -185,7 +185,7 @@ class AnthropicScanner(UsageScanner):
 
 
 class SglangScanner(UsageScanner):
-    """Reads the `meta_info` of SGLang's own API. Every event of a stream has one; the one with a finish reason counts."""
+    """Reads the `meta_info` of SGLang's own API. Every event of a stream has a `meta_info`; the one with a finish reason counts."""
 
     __slots__ = ("_stream",)
     key = b'"meta_info"'
@@ -195,7 +195,7 @@ class SglangScanner(UsageScanner):
     def __init__(self) -> None:
         super().__init__()
         self.pending = True
-        self._stream: bool | None = None  # None: nothing has arrived yet
+        self._stream: bool | None = None  # None before the first chunk
 
     def feed(self, chunk: bytes) -> None:
         if self._stream is None and (start := chunk.lstrip()[:1]):
@@ -282,7 +282,7 @@ class HttpBodyScanner(_FrameScanner):
 
 
 def _numbers(message: bytes | memoryview, wanted: tuple[int, ...]) -> list[int]:
-    """Returns the values of the `wanted` number fields, in that order; 0 for a missing one."""
+    """Returns the values of the `wanted` number fields, in that order; 0 for a missing field."""
     found = dict.fromkeys(wanted, 0)
     for field, value in wire.fields(message):
         if field in found:
@@ -291,7 +291,7 @@ def _numbers(message: bytes | memoryview, wanted: tuple[int, ...]) -> list[int]:
 
 
 def _value(data: bytes, at: int) -> int | None:
-    """Returns where the value after a key starts; None: the value has not arrived yet. `at`: the end of the key.
+    """Returns where the value after a key starts; None if the value has not arrived yet. `at`: the end of the key.
 
     If no colon and value follow, the text is not a key. Then returns some position at which no object begins.
     """
@@ -331,7 +331,7 @@ class _Object:
         return self
 
     def end(self, data: bytes | bytearray) -> int | None:
-        """Returns one past the brace that closes the object; None: it is not in these bytes.
+        """Returns one past the brace that closes the object; None if the brace is not in these bytes.
 
         `data`: the bytes of the last call, extended by what has arrived since.
         """

@@ -1,4 +1,4 @@
-"""Bounds the tokens that a model server reports by what the request can have cost. A server may report anything.
+"""Bounds the tokens that a model server reports by the most that the request can have cost. A server may report anything.
 
     completion  at most the bytes of the answer: every token of an answer is at least one byte of its text. Tokenizers based on bytes have
                 no other tokens (GPT-2, Radford et al. 2019, section 2.2; SentencePiece with byte fallback), and tokens that leave no text,
@@ -8,10 +8,10 @@
                 body only refers to (`Extent.unseen_tokens`); some engines count it once for each choice
     cached      at most the prompt
 
-An answer without a part of the generated text (`Extent.hidden`) has no bound by its bytes: if the client sets no max_tokens either, the
-bound is the time that it took, at TOKENS_PER_S for each choice.
+The bytes do not bound an answer that lacks a part of the generated text (`Extent.hidden`): if the client also sets no max_tokens, the
+bound is the duration of the answer times TOKENS_PER_S for each choice.
 
-Who reads usage (fairness, learned lengths and latencies, counters of tokens, recordings) reads it bounded.
+All readers of usage (fairness, learned lengths and latencies, counters of tokens, recordings) get the bounded usage.
 """
 
 from typing import Final
@@ -21,7 +21,7 @@ from epp.request import USUAL, Request
 
 TEMPLATE_TOKENS: Final = 1024
 TOKENS_PER_S: Final = 2000  # no engine generates a single sequence faster
-IMPLAUSIBLE: Final = 2  # a server that reports more than this many times the bound is named; less may be rounding or a template
+IMPLAUSIBLE: Final = 2  # the log names a server that reports more than so many times the bound; less may be rounding or a template
 
 
 def bounded(usage: Usage, request: Request, answer_bytes: int, seconds: float) -> Usage:

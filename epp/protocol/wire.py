@@ -1,9 +1,9 @@
 """Reads single fields of protobuf messages without generated classes, for APIs of other projects.
 
 A message is read field by field, and each length is checked against the bytes that exist. A message with more than FIELDS_MAX fields,
-including those of nested messages, is refused: a field may take only two bytes, and to read it takes half a microsecond, during which the
-event loop waits. Proper messages of these APIs have tens of fields, because encoders pack lists of numbers into one field. Malformed input
-raises ValueError. Nothing is copied: submessages are views.
+including fields of nested messages, is refused: a field may take only two bytes, and to read a field takes half a microsecond, during
+which the event loop waits. Proper messages of these APIs have tens of fields, because encoders pack lists of numbers into one field.
+Malformed input raises ValueError. No bytes are copied: submessages are views.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ _SIZES: Final = {FIXED64: 8, FIXED32: 4}
 
 
 class Walk:
-    """Reads a message and its nested messages: call `fields` for each of them. Together they may have FIELDS_MAX fields at most."""
+    """Reads a message and its nested messages: call `fields` for each message. Together they may have FIELDS_MAX fields at most."""
 
     __slots__ = ("_left",)
 
@@ -89,7 +89,7 @@ def uint32s(values: list[int | memoryview]) -> NDArray[np.uint32]:
 def first_uint32s(values: list[int | memoryview], most: int) -> tuple[NDArray[np.uint32], memoryview | None]:
     """Does what `uint32s` does, but decodes only the first `most` numbers of a long packed list.
 
-    Returns these numbers, and the bytes of the rest; None: there is no rest.
+    Returns these numbers, and the bytes of the rest, or None without a rest.
     """
     only = values[0] if len(values) == 1 else None
     if isinstance(only, memoryview) and len(only) > most:

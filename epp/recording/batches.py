@@ -51,13 +51,13 @@ def packets(data: bytes | bytearray, records: int, stream: int, file: int) -> It
 
 
 class Assembler:
-    """Puts batches together. A batch of which a packet is missing is dropped: its worker has counted it, or has died."""
+    """Joins packets to batches. Drops a batch if a packet is missing: the worker of the batch has counted it as lost, or has died."""
 
     def __init__(self) -> None:
         self._begun: dict[int, list[bytes]] = {}  # stream -> the parts of its unfinished batch so far
 
     def take(self, data: bytes) -> Whole | None:
-        """Takes one packet. Returns the batch that it completes, else None. Raises CorruptPacket."""
+        """Takes one packet. Returns the batch that the packet completes, else None. Raises CorruptPacket."""
         if not HEADER.size < len(data) <= PACKET_BYTES_MAX:
             raise CorruptPacket(f"{len(data)} bytes are not a packet")
         version, kind, part, parts, records, stream, file = HEADER.unpack_from(data)

@@ -7,7 +7,7 @@
     llm-d       JSON lines of llm-d's and inference-perf's reports: start_time, end_time, input_tokens and output_tokens, maybe in `info`
 
 A trace may be long, so arrivals come one by one, except those of vLLM's file, which is one JSON object. `detected` finds the format from
-the first line. What is wrong with a trace, `BadTrace` says with the line, the field, what is expected there, and what to do.
+the first line. `BadTrace` says what is wrong with a trace: the line, the field, the expected value, and what to do.
 """
 
 import csv
@@ -23,16 +23,16 @@ FORMATS: Final = ("mooncake", "azure", "burstgpt", "vllm", "llm-d")
 MOONCAKE_BLOCK_TOKENS: Final = 512
 LINE_CHARS_MAX: Final = 8 << 20
 WHOLE_CHARS_MAX: Final = 1 << 30
-TOKENS_MAX: Final = 10_000_000  # of a prompt or an answer
+TOKENS_MAX: Final = 10_000_000  # tokens of a prompt or an answer
 SHOWN_MAX: Final = 40
 
 _BlockId = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 
 class Arrival(NamedTuple):
-    """One request of a trace. `at`: seconds from the first one. `blocks`: equal ids are equal beginnings of prompts; empty: not known.
+    """One request of a trace. `at`: seconds from the first request. `blocks`: equal ids mean equal beginnings of prompts; empty if unknown.
 
-    `block_tokens`: tokens per block; 0: not known. `model`: empty: not known.
+    `block_tokens`: tokens per block; 0 if not known. `model`: empty if not known.
     """
 
     at: float
@@ -48,7 +48,7 @@ class BadTrace(Exception):
 
 
 class _Lines:
-    """Yields the lines of a trace. `number`: of the last one, from 1 on."""
+    """Yields the lines of a trace. `number`: the number of the last line, from 1 on."""
 
     def __init__(self, lines: Iterable[str]) -> None:
         self._lines = iter(lines)
@@ -64,7 +64,7 @@ class _Lines:
 
 
 def arrivals(lines: Iterable[str], format: str = "") -> Iterator[Arrival]:
-    """Yields the requests of a trace in the order of its lines. `format`: one of FORMATS; "": found from the first line.
+    """Yields the requests of a trace in the order of its lines. `format`: one of FORMATS, or "" to detect the format by the first line.
 
     Raises BadTrace.
     """
@@ -189,7 +189,7 @@ def _moment(fields: Mapping[str, Any], name: str) -> float:
 
 
 def _blocks(fields: Mapping[str, Any]) -> list[int]:
-    """Returns the ids of the blocks of a prompt; none if the field is missing. Raises ValueError."""
+    """Returns the ids of the blocks of a prompt; empty if the field is missing. Raises ValueError."""
     try:
         return msgspec.convert(fields.get("hash_ids", ()), list[_BlockId])
     except msgspec.ValidationError as wrong:

@@ -1,8 +1,8 @@
-"""Keyed hashes in the place of names: a recording says which requests are alike, and not what they are called.
+"""Keyed hashes in the place of names: a recording says which requests have equal names, but not the names.
 
-Flows, objectives and header values are hashed under a key that follows from the deployment's secret. Who has the recording and not the
-secret can confirm no guess. Only request ids are hashed without the secret, so that `epp explain --trace` finds a request by its id. An id
-counts only if it is a UUID: 122 random bits, which nobody guesses. Other ids may be anything that a client likes, and are not recorded.
+Flows, objectives and header values are hashed under a key that follows from the deployment's secret. Without the secret, a reader of the
+recording can confirm no guess. Only request ids are hashed without the secret, so that `epp explain --trace` finds a request by its id. An
+id counts only if it is a UUID: 122 random bits, which nobody guesses. Other ids may be any text of a client, and are not recorded.
 """
 
 from hashlib import blake2b
@@ -21,7 +21,7 @@ class Keyed:
     """Hashes names under the deployment's secret. Keeps the hashes of the last names, because requests repeat them."""
 
     def __init__(self, secret: int) -> None:
-        """`secret`: the 64-bit seed of prefix hashes. The hashes here do not tell it."""
+        """`secret`: the 64-bit seed of prefix hashes. The hashes of names do not reveal the secret."""
         self._key = blake2b(secret.to_bytes(HASH_BYTES, "little"), person=PURPOSE).digest()
         self._kept: dict[str, int] = {}
 
@@ -36,7 +36,7 @@ class Keyed:
 
     @property
     def identity(self) -> int:
-        """A number that is equal for equal secrets: the hash of a text that is no name."""
+        """A number that is equal for equal secrets: the hash of a fixed text that is no name."""
         return self._hashed("\0")
 
     def _hashed(self, text: str) -> int:
@@ -45,5 +45,5 @@ class Keyed:
 
 
 def id_hash(text: str) -> int:
-    """Returns the hash of a request id as it is written: 64 bits; 0 if the id is no UUID."""
+    """Returns the hash of a request id as the client writes it: 64 bits; 0 if the id is no UUID."""
     return xxh3_64_intdigest(text.encode()) or 1 if calls.is_uuid(text) else 0

@@ -32,7 +32,7 @@ class Opened(msgspec.Struct, array_like=True, frozen=True, tag=0):
     """Begins each file. `unix_s` and `monotonic_s` are one moment on two clocks; all other times are on the monotonic clock, in seconds.
 
     `number`: the number of the file in this recording. `secret`: a hash that is equal for pickers that hash prompts with one secret.
-    `pools`: the names of several pools that are recorded; empty: there is one. The other records name their pool, "" for the only one.
+    `pools`: the names of several recorded pools; empty if there is one pool. The other records name their pool; "" if there is one pool.
     """
 
     version: int
@@ -45,7 +45,7 @@ class Opened(msgspec.Struct, array_like=True, frozen=True, tag=0):
 
 
 class Scoring(msgspec.Struct, array_like=True, frozen=True):
-    """One profile of a configuration. `scorers`: (name, weight, whether it is static) in order; static ones read scraped values only."""
+    """One profile of a configuration. `scorers`: (name, weight, is static), in order. Static scorers read scraped values only."""
 
     name: str
     shadow: bool
@@ -55,7 +55,7 @@ class Scoring(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Configured(msgspec.Struct, array_like=True, frozen=True, tag=CONFIGURED):
-    """Describes a configuration. `generation`: its number in this picker. `hash`: that of its text and plugin files, as `epp top` shows it.
+    """Describes a configuration. `generation`: its number in this picker. `hash`: of its text and plugin files, as `epp top` shows it.
 
     `headers`: the names of the headers that its plugins read (`Plugin.reads_headers`).
     """
@@ -82,9 +82,10 @@ class Member(msgspec.Struct, array_like=True, frozen=True, tag=2):
 
 
 class Scraped(msgspec.Struct, array_like=True, frozen=True, tag=3):
-    """The endpoint table as of `at`: the rows that have changed since the record before.
+    """The endpoint table as of `at`: the rows that have changed since the previous record.
 
-    `columns`: the names of the columns; empty: those of the record before. `slots`: int64. `scraped_at`: float64, monotonic seconds.
+    `columns`: the names of the columns; empty if they are those of the previous record. `slots`: int64. `scraped_at`: float64, monotonic
+    seconds.
     `values`: float64 of shape (slots, columns), NaN if not reported.
     `states`: one byte per slot: 0 never scraped, 1 fresh, 2 stale; plus 4 if down, 8 if ejected.
     """
@@ -98,7 +99,7 @@ class Scraped(msgspec.Struct, array_like=True, frozen=True, tag=3):
 
 
 class Batch(msgspec.Struct, array_like=True, frozen=True, tag=BATCH):
-    """Begins the batch of a worker. `stream`: a number that belongs to one worker process; requests are numbered within a stream."""
+    """Begins the batch of a worker. `stream`: the number of a worker process; requests are numbered within a stream."""
 
     stream: int
     worker: int
@@ -118,8 +119,8 @@ class EndpointList(msgspec.Struct, array_like=True, frozen=True, tag=ENDPOINT_LI
 class Run(msgspec.Struct, array_like=True, frozen=True):
     """The run of one profile; `rows`, `totals` and `scores` are empty if its filters left no candidate.
 
-    `rows`: int64, the rows of the scored endpoints in the endpoint_list; None: all. `totals`: float64, one per scored endpoint.
-    `scores`: of each scorer that is not static, float64; None: all 0. `picked`: indices into the scored endpoints, best first.
+    `rows`: int64, the rows of the scored endpoints in the endpoint_list; None for all rows. `totals`: float64, one per scored endpoint.
+    `scores`: float64, for each scorer that is not static; None if all are 0. `picked`: indices into the scored endpoints, best first.
     """
 
     profile: str
@@ -132,16 +133,16 @@ class Run(msgspec.Struct, array_like=True, frozen=True):
 class Decided(msgspec.Struct, array_like=True, frozen=True, tag=DECIDED):
     """A request that got an endpoint or was refused.
 
-    `number`: counts the requests of a stream. `id`: hash of its x-request-id if that is a UUID, otherwise 0 (`epp.recording.keys`).
-    `at`: when its headers came. `waited_s`: from then to the picker's answer. `generation`: of its configuration. `target_model`: empty if
-    it equals `model`. `flow`: keyed hash of the fairness id, 0: none. `objective`: keyed hash, 0: none. `prompt_tokens`: as the picker
-    counts or estimates them.
-    `block_tokens`: tokens per block, 0: no producer divides prompts. `hashes`: uint64, the chain of block hashes under the secret.
-    `endpoint_list`: the number of its EndpointList. `rows`: int64, the endpoints that it might have got; None: all.
-    `inflight`: int64, requests in flight at each of these. `inflight_tokens`: float64, the same of tokens; None: no plugin reads them.
-    `matched`: float64 of shape (endpoints of the endpoint list,), leading blocks that each holds; None: none holds any.
-    `runs`: the profiles that ran. `targets`: the slots of the chosen endpoints, best first. `refused`: the cause if there are none.
-    `facts`: one keyed hash per header of `Configured.headers`; 0: the request has no such header.
+    `number`: counts the requests of a stream. `id`: hash of the x-request-id if that is a UUID, otherwise 0 (`epp.recording.keys`).
+    `at`: when the headers came. `waited_s`: from then to the picker's answer. `generation`: the number of the configuration.
+    `target_model`: empty if it equals `model`. `flow`: keyed hash of the fairness id, or 0. `objective`: keyed hash, or 0.
+    `prompt_tokens`: as the picker counts or estimates them.
+    `block_tokens`: tokens per block; 0 if no producer divides prompts. `hashes`: uint64, the chain of block hashes under the secret.
+    `endpoint_list`: the number of the EndpointList. `rows`: int64, the endpoints that the request might have got; None for all.
+    `inflight`: int64, requests in flight at each of `rows`. `inflight_tokens`: float64, tokens in flight; None if no plugin reads them.
+    `matched`: float64 of shape (endpoints of the endpoint list,), leading blocks that each holds; None if no endpoint holds a block.
+    `runs`: the profiles that ran. `targets`: the slots of the chosen endpoints, best first. `refused`: the cause if there are no targets.
+    `facts`: one keyed hash per header of `Configured.headers`; 0 if the request has no such header.
     """
 
     number: int
@@ -176,10 +177,10 @@ class Decided(msgspec.Struct, array_like=True, frozen=True, tag=DECIDED):
 class Ended(msgspec.Struct, array_like=True, frozen=True, tag=ENDED):
     """How request `number` of a stream ended. Times in seconds from `Decided.at`.
 
-    `status`: the HTTP status of the answer; 0: none came. `slot`: the endpoint that served it. `first_s`: to the first piece of the
-    answer's body; NaN: none came. `lasted_s`: to the end. `streaming`: whether the answer was an event stream. `whole`: whether it came to
-    its end. `answer_bytes`: of the body. `prompt`, `cached`, `completion`: tokens as the server reported them; None: not reported.
-    `pieces`: in how many messages the body came; 0: not recorded.
+    `status`: the HTTP status of the answer; 0 without an answer. `slot`: the endpoint that served the request. `first_s`: to the first
+    piece of the answer's body; NaN without a body. `lasted_s`: to the end. `streaming`: whether the answer was an event stream. `whole`:
+    whether the answer came to its end. `answer_bytes`: the size of the body. `prompt`, `cached`, `completion`: tokens that the server
+    reported; None if not reported. `pieces`: in how many messages the body came; 0 if not recorded.
     """
 
     number: int
@@ -197,14 +198,14 @@ class Ended(msgspec.Struct, array_like=True, frozen=True, tag=ENDED):
 
     @property
     def per_token_s(self) -> float | None:
-        """Seconds per output token after the first one; None: not known."""
+        """Seconds per output token after the first one; None if not known."""
         if not self.streaming or self.completion is None or self.completion < 2 or self.first_s != self.first_s:
             return None
         return (self.lasted_s - self.first_s) / (self.completion - 1)
 
 
 class Lost(msgspec.Struct, array_like=True, frozen=True, tag=8):
-    """Says that `records` records were lost between `at` and the `Lost` before, because a pipe, a queue or the disk was full."""
+    """Says that `records` records were lost between the previous `Lost` and `at`, because a pipe, a queue or the disk was full."""
 
     at: float
     records: int

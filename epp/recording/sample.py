@@ -1,8 +1,8 @@
-"""Chooses which requests a small recording keeps: some per second, and beside them those that failed or were slow.
+"""Chooses which requests a small recording keeps: some per second, and also requests that failed or were slow.
 
-A request is chosen when it is decided, or when it has ended. Slow is a time to the first token above the 95th percentile of the latest
-requests. The percentile is followed by stochastic approximation (Robbins and Monro, 1951): each time above it raises it, each other one
-lowers it by a nineteenth of that.
+A request is chosen when it is decided, or when it has ended. A request is slow if its time to the first token is above the 95th percentile
+of the latest requests. Stochastic approximation (Robbins and Monro, 1951) follows the percentile: each time above the percentile raises
+it by a step, and each other time lowers it by a nineteenth of this step.
 """
 
 from typing import Final
@@ -21,7 +21,7 @@ class Bucket:
         self._at = 0.0
 
     def take(self, now: float) -> bool:
-        """Takes one token. Returns False if there is none."""
+        """Takes one token. Returns False if the bucket is empty."""
         left = min(self._left + (now - self._at) * self._per_s, self._per_s)
         self._at = now
         self._left = left - 1.0 if left >= 1.0 else left
@@ -45,7 +45,7 @@ class Sample:
         return self._usual.take(now) or self._notable.take(now)
 
     def ended(self, status: int, first_s: float, now: float) -> bool:
-        """Returns whether a request that was not kept before is notable. `status`: of its answer, 0: none. `first_s`: NaN if none came."""
+        """Returns whether a request that was not kept before is notable. `status`: of the answer, or 0. `first_s`: NaN without a token."""
         slow = first_s > self._slow_s
         if first_s == first_s:
             self._slow_s = self._slow_s * (1.0 + STEP * (slow - SLOW_SHARE)) if self._slow_s else first_s

@@ -1,9 +1,9 @@
-"""Joins the records of a recording to requests with their outcomes, and knows the endpoints at any time.
+"""Joins the records of a recording to requests with outcomes, and knows the endpoints at any time.
 
     records ─▶ Trace.add ─▶ the endpoints and what was scraped of them, configurations
                   └─ requests ─▶ one `Traced` per request, when its outcome is known
 
-A recording is read once, from its begin. Requests come in the order in which they ended; those without an outcome come last.
+A recording is read once, from its beginning. Requests come in the order in which they ended; requests without an outcome come last.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from epp.recording.records import Batch, Configured, Decided, Ended, EndpointList, Lost, Member, Opened, Record, Scraped, floats, ints
 
-WAITING_MAX: Final = 1 << 20  # requests whose outcome is awaited; above it, the oldest one counts as without an outcome
+WAITING_MAX: Final = 1 << 20  # requests whose outcome is awaited; with more, the oldest one counts as without an outcome
 SCRAPES_MAX: Final = 1 << 20  # scrapes that are kept per endpoint, the latest ones
 
 Floats = NDArray[np.float64]
@@ -22,10 +22,10 @@ Slot = tuple[int, int]  # slot and generation of an endpoint
 
 
 class Traced(NamedTuple):
-    """One request. `at`: its arrival in seconds since the epoch; 0 if the file's begin is missing. `worker`: number of the worker.
+    """One request. `at`: its arrival in seconds since the epoch; 0 if the beginning of the file is missing. `worker`: the worker's number.
 
-    `endpoints`: the endpoints of its endpoint_list, in the order of rows; None for one that the recording does not describe. `config`: its
-    configuration; None if the recording does not describe it. `ended`: None if its end was not recorded.
+    `endpoints`: the endpoints of the request's endpoint_list, in the order of rows; None for an endpoint that the recording does not
+    describe. `config`: the configuration; None if the recording does not describe it. `ended`: None if the end was not recorded.
     """
 
     at: float
@@ -42,25 +42,25 @@ class Traced(NamedTuple):
         return f"{self.stream:08x}-{self.decided.number}"
 
     def considered(self) -> Sequence[Member | None]:
-        """Returns the endpoints that it might have got, in the order of `decided.inflight`."""
+        """Returns the endpoints that the request might have got, in the order of `decided.inflight`."""
         rows = self.decided.rows
         return self.endpoints if rows is None else [self.endpoints[row] for row in ints(rows).tolist()]
 
     def target(self) -> Member | None:
-        """Returns the endpoint that served it, else the one that was chosen; None if it was refused."""
+        """Returns the endpoint that served the request, else the chosen endpoint; None if the request was refused."""
         slots = [self.ended.slot] if self.ended is not None else self.decided.targets[:1]
         return next((each for each in self.endpoints if each is not None and each.slot in slots), None)
 
 
 class Trace:
-    """What a recording has said so far. `lost`: records that are missing."""
+    """The content of a recording up to the present record. `lost`: number of missing records."""
 
     def __init__(self) -> None:
         self.opened: Opened | None = None
-        self.members: dict[Slot, Member] = {}  # all that were ever there
+        self.members: dict[Slot, Member] = {}  # all endpoints that have ever joined
         self.here: dict[int, Member] = {}  # slot -> the endpoint there at this moment of the recording
         self.columns: list[str] = []
-        self.configs: dict[int, Configured] = {}  # of several pools, the latest one of each number
+        self.configs: dict[int, Configured] = {}  # by number; of several pools, the latest configuration with a number
         self._of_pools: dict[tuple[int, str], Configured] = {}
         self.lost = 0
         self._scraped: dict[int, list[tuple[float, Floats, int]]] = {}  # slot -> (time, values, state), in order
@@ -99,7 +99,7 @@ class Trace:
         yield from waiting.values()
 
     def scraped(self, slot: int, at: float) -> tuple[Floats, int] | None:
-        """Returns the values and the state of an endpoint as of `at` (monotonic seconds), in the order of `columns`; None: not scraped."""
+        """Returns the values, in the order of `columns`, and the state of an endpoint as of `at` (monotonic seconds); None if not scraped."""
         for time, values, state in reversed(self._scraped.get(slot, ())):
             if time <= at:
                 return values, state
@@ -134,7 +134,7 @@ class Trace:
 
 
 def requests(batches: Iterable[list[Record]]) -> Iterator[Traced]:
-    """Yields all requests of a recording: in the order of their ends, then those without an end."""
+    """Yields all requests of a recording, in the order of their ends; then requests without an end."""
     trace = Trace()
     for batch in batches:
         for record in batch:

@@ -1,17 +1,17 @@
-"""A tenant's budget: what it may use, how much of that is left, and the answer to a request that is too much.
+"""A tenant's budget: how much the tenant may use, how much is left, and the answer to a request that exceeds the budget.
 
-A token bucket holds `size` tokens at most and gets `rate` tokens per second. Several processes use it at once, and none of them keeps its
-content. The content follows from two numbers that only have to be merged:
+A token bucket holds `size` tokens at most and gets `rate` tokens per second. Several processes use it at once. No process keeps the
+content of the bucket. The content follows from two numbers that processes merge:
 
-    used    the sum of what all have used since any beginning; each writes its own part
-    lapsed  the largest value that rate * time - used has ever had; each writes the largest that it has seen
+    used    the sum of what all processes have used since any fixed time; each writes its own part
+    lapsed  the largest value that rate * time - used has ever had; each process writes the largest value that it has seen
     left    size + rate * time - used - lapsed
 
-What has lapsed is what would have made the bucket overflow, so an unused bucket stays full, and `left` is at most `size`. Two
-processes that see the same overflow write the same number, so nothing counts twice. A process that knows late what others have used
-lets too much pass until it learns of it, but the debt stays: `left` falls below 0. Over a long time, no more is used than was granted.
+The lapsed tokens would have made the bucket overflow. So an unused bucket stays full, and `left` is at most `size`. Two processes that see
+the same overflow write the same number, so no overflow counts twice. A process that learns late of the use by others lets too much pass
+until then, but the debt stays: `left` falls below 0. Over a long time, no more is used than was granted.
 
-Times are monotonic seconds. Nothing here depends on wall clocks.
+Times are monotonic seconds. This module does not depend on wall clocks.
 """
 
 import math
@@ -32,7 +32,7 @@ _RATE: Final = struct.Struct("<f")
 
 
 class Bucket:
-    """A token bucket. `rate`: tokens per second. `size`: the most that it holds."""
+    """A token bucket. `rate`: tokens per second. `size`: the most tokens that the bucket holds."""
 
     __slots__ = ("rate", "size")
 
@@ -41,27 +41,27 @@ class Bucket:
         self.size = size
 
     def lapsed(self, used: float, full: float) -> float:
-        """Returns what has lapsed if the bucket is full at a moment: now, or when others expect it."""
+        """Returns how many tokens have lapsed if the bucket is full at the time `full`: now, or when other processes expect it."""
         return self.rate * full - used
 
     def left(self, used: float, lapsed: float, now: float) -> float:
-        """Returns how much may be used now; below 0: that much was used too early."""
+        """Returns how many tokens may be used now. A number below 0 says how many were used too early."""
         return self.size + self.rate * now - used - lapsed
 
     def needed(self, amount: float) -> float:
-        """Returns how much must be left for a use of `amount`. A bucket never holds more than its size, so more is never needed."""
+        """Returns how much must be left for a use of `amount`: at most the size, because the bucket never holds more."""
         return min(self.size, amount)
 
     def seconds_until(self, needed: float, left: float) -> float:
-        """Returns in how many seconds so much is left, if none is used."""
+        """Returns in how many seconds `needed` tokens are left, if no token is used before."""
         return max(0.0, (needed - left) / self.rate)
 
 
 class Budget:
-    """What one tenant may use. `tokens`, `requests`: None without a limit. `concurrent`: requests in flight at most; 0: no limit.
+    """What one tenant may use. `tokens`, `requests`: None without a limit. `concurrent`: requests in flight at most; 0 without a limit.
 
-    `cached_price`: what a cached token of a prompt counts. `queues`: whether requests beyond the budget wait behind all others, or are
-    refused. `plan`: the rates of both buckets, on which it depends what has lapsed (`shm.budgets.rates_of`).
+    `cached_price`: how much a cached token of a prompt counts. `queues`: whether requests beyond the budget wait behind all others, or are
+    refused. `plan`: the rates of both buckets; how many tokens have lapsed depends on them (`shm.budgets.rates_of`).
     """
 
     __slots__ = ("cached_price", "concurrent", "plan", "queues", "requests", "tokens")
@@ -114,7 +114,7 @@ class Left:
         return Refused(Cause.OVER_BUDGET, " and ".join(reached), retry_s, headers=self.headers())
 
     def headers(self) -> Mapping[str, str]:
-        """Returns the limits, what is left of them, and when all of it will be left again."""
+        """Returns headers with each limit, how much of it is left, and when all of it will be left again."""
         found: dict[str, str] = {}
         for name, bucket, left in (("requests", self.budget.requests, self.requests), ("tokens", self.budget.tokens, self.tokens)):
             if bucket is not None:

@@ -1,15 +1,15 @@
-"""Reads the client headers, in which a request may state wishes: each within bounds, and only if the operator trusts the header.
+"""Reads the client headers, in which a request may state wishes. Each wish has bounds, and counts only if the operator trusts the header.
 
 Any client can send these headers, unless the gateway removes them. Therefore each is read as a typed value within fixed bounds. A TTL or
 latency objective above its bound is lowered to the bound. A request with an invalid model name is refused. Any other invalid value counts
-as absent. `untrusted` lists the headers to hide from all readers (`codec.Unseen`), and to remove from requests, because the operator does
-not trust them. The headers of clients that are trusted reach the model server, which may be another picker. The current name of a header
-takes precedence over its older name, even with an empty value.
+as absent. `untrusted` lists the headers that the operator does not trust: the picker hides them from all readers (`codec.Unseen`) and
+removes them from requests. Trusted client headers reach the model server, which may be another picker. The current name of a header takes
+precedence over its older name, even with an empty value.
 
-The group `debug` is not trusted by default. Its header is not hidden, because that costs every request: without trust, no stream has
-receipts to give (`workers.worker.setup`).
+The group `debug` is not trusted by default. Its header is not hidden, because hiding costs every request. Instead, streams have no
+receipts without trust (`workers.worker.setup`).
 
-Not here: headers that choose an endpoint. The picker never reads them and never passes them on (`codec.NEVER_PASSED`).
+Headers that choose an endpoint are no client headers: the picker never reads them and never passes them on (`codec.NEVER_PASSED`).
 """
 
 import math
@@ -29,7 +29,7 @@ TPOT_SLO_MS: Final = ("x-llm-d-slo-tpot-ms", "x-slo-tpot-ms")
 DEBUG: Final = ("x-llm-d-debug",)
 PREFER: Final = "prefer"  # of RFC 7240; read for the preference if-available (`epp.decision.if_available`)
 MODEL_REWRITE: Final = ("x-llm-d-model-name-rewrite", "x-gateway-model-name-rewrite")
-GROUPS: Final[Mapping[str, tuple[str, ...]]] = {  # name in --trust-client-headers -> the headers that it stands for
+GROUPS: Final[Mapping[str, tuple[str, ...]]] = {  # name in --trust-client-headers -> the headers of this group
     "fairness": FAIRNESS_ID,
     "objective": OBJECTIVE,
     "ttl": (TTL, TTL_MS),
@@ -43,14 +43,14 @@ DEBUG_GROUP: Final = "debug"
 TRUSTED_BY_DEFAULT: Final = tuple(group for group in GROUPS if group != DEBUG_GROUP)
 
 # Only the picker sets these headers, which steer the sidecar of a model server: a client that could set one could make the sidecar call any
-# server. So every plugin that owns one of them sets or removes it.
+# server. So every plugin that owns one of these headers sets or removes it.
 PREFILLER: Final = "x-prefiller-host-port"  # the server that computes the prompt
 ENCODERS: Final = "x-encoder-hosts-ports"  # the servers that encode media, separated by commas
 RANK_HEADER: Final = "x-data-parallel-host-port"  # the rank of a data-parallel server
-KV_SOURCE: Final = "x-kv-cache-source-host-port"  # the server that the prompt's KV cache is copied from
+KV_SOURCE: Final = "x-kv-cache-source-host-port"  # the server from which the prompt's KV cache is copied
 STEERING: Final = (PREFILLER, ENCODERS, RANK_HEADER, KV_SOURCE)
 
-DEFAULT_FLOW: Final = "default-flow"  # of requests that state no fairness id
+DEFAULT_FLOW: Final = "default-flow"  # the flow of requests that state no fairness id
 FAIRNESS_CHARS_MAX: Final = 64
 TENANT_RULE: Final = f"a tenant's name has 1 to {FAIRNESS_CHARS_MAX} printable characters and is not '{DEFAULT_FLOW}'"
 OBJECTIVE_CHARS_MAX: Final = 253
@@ -71,7 +71,7 @@ def untrusted(trusted: Collection[str]) -> frozenset[str]:
 
 
 def first_value(headers: Headers, names: Sequence[str]) -> str | None:
-    """Returns the value of the first of these headers that the request has. None: the request has none of them."""
+    """Returns the value of the first of these headers that the request has. Returns None if it has no such header."""
     for name in names:
         value = headers.get(name)
         if value is not None:
@@ -80,7 +80,7 @@ def first_value(headers: Headers, names: Sequence[str]) -> str | None:
 
 
 def fairness_id(headers: Headers) -> str:
-    """Returns the fairness id that the request states; empty if it states none or no valid one."""
+    """Returns the fairness id that the request states; empty without a valid fairness id."""
     value = first_value(headers, FAIRNESS_ID)
     return value if value and names_flow(value) else ""
 
@@ -91,12 +91,12 @@ def names_flow(value: str) -> bool:
 
 
 def names_tenant(name: str) -> bool:
-    """Returns whether a text is a valid name of a tenant: a valid fairness id that does not stand for requests without one."""
+    """Returns whether a text is a valid name of a tenant: a valid fairness id other than DEFAULT_FLOW."""
     return bool(name) and name != DEFAULT_FLOW and names_flow(name)
 
 
 def objective(headers: Headers) -> str:
-    """Returns the name of the InferenceObjective that the request states; empty if it states none or no valid one."""
+    """Returns the name of the InferenceObjective that the request states; empty without a valid name."""
     value = first_value(headers, OBJECTIVE)
     return value if value and names_objective(value) else ""
 
@@ -107,7 +107,7 @@ def names_objective(value: str) -> bool:
 
 
 def ttl_s(headers: Headers) -> float | None:
-    """Returns how long the request may wait, in seconds above 0, at most TTL_S_MAX. None: not stated, or not above 0.
+    """Returns how long the request may wait, in seconds above 0, at most TTL_S_MAX. Returns None without a valid time above 0.
 
     There are two headers. If both are valid, the shorter time counts.
     """
@@ -116,7 +116,7 @@ def ttl_s(headers: Headers) -> float | None:
 
 
 def _duration_s(value: str | None) -> float:
-    """Returns a duration in seconds; infinite for one that is not stated, invalid or not above 0."""
+    """Returns a duration in seconds; infinite if the duration is not stated, invalid or not above 0."""
     try:
         seconds = parse_duration(as_utf8(value)) if value else 0.0
     except ValueError:
@@ -125,14 +125,14 @@ def _duration_s(value: str | None) -> float:
 
 
 def _milliseconds_s(value: str | None) -> float:
-    """Returns a whole number of milliseconds in seconds; infinite for one that is not stated, invalid or 0."""
+    """Returns a whole number of milliseconds in seconds; infinite if the number is not stated, invalid or 0."""
     if not value or not value.isascii() or not value.isdigit():
         return math.inf
     return (int(value) / 1000.0 if len(value) <= DIGITS_MAX else TTL_S_MAX) or math.inf
 
 
 def slo_ms(headers: Headers, names: Sequence[str]) -> float:
-    """Returns a latency objective in milliseconds, at most SLO_MS_MAX. 0: not stated, or not a finite number above 0."""
+    """Returns a latency objective in milliseconds, at most SLO_MS_MAX. Returns 0 without a finite number above 0."""
     value = first_value(headers, names)
     try:
         slo = float(value) if value and len(value) <= 2 * DIGITS_MAX else 0.0
@@ -148,7 +148,7 @@ def wants_receipt(headers: Headers) -> bool:
 
 
 def model_rewrite(headers: Headers) -> str | None:
-    """Returns the model that replaces the body's model; it may be empty. None: not stated. Raises Refused if it is not a valid name."""
+    """Returns the model that replaces the body's model; maybe empty. Returns None without the header. Raises Refused for a bad name."""
     value = first_value(headers, MODEL_REWRITE)
     if value is None:
         return None

@@ -27,7 +27,7 @@ def sheddable(priority: int) -> bool:
 
 
 class Item(Protocol):
-    """States what flow control needs of a request that a caller passes to it: any object with these attributes."""
+    """Any object that a caller passes to flow control as a request: the attributes that flow control needs."""
 
     @property
     def flow(self) -> FlowKey: ...
@@ -37,11 +37,11 @@ class Item(Protocol):
 
     @property
     def ttl_s(self) -> float | None:
-        """Returns the longest wait in seconds that the caller wants; None: no wish."""
+        """Returns the longest wait in seconds that the caller wants; None without a wish."""
 
 
 class Queued(Protocol):
-    """States what queues and policies see of a waiting item. `request` is the `Item` that the caller passed in."""
+    """A waiting item as queues and policies see it. `request` is the `Item` that the caller passed in."""
 
     @property
     def flow(self) -> FlowKey: ...
@@ -51,7 +51,7 @@ class Queued(Protocol):
 
     @property
     def ttl_s(self) -> float:
-        """Returns the longest wait in seconds that flow control grants; infinite: no limit."""
+        """Returns the longest wait in seconds that flow control grants; infinite without a limit."""
 
     @property
     def bytes(self) -> int: ...
@@ -69,7 +69,7 @@ def original(item: Queued) -> Any:
 
 
 class HandleVoid(LookupError):
-    """Says that `Queue.remove` was called with a handle that is void or belongs to another queue."""
+    """Says that `Queue.remove` was called with a handle that is void or of another queue."""
 
     def __init__(self, queue: str) -> None:
         super().__init__(
@@ -96,11 +96,11 @@ class FlowView(Protocol):
     def bytes(self) -> int: ...
     @property
     def head(self) -> Queued | None:
-        """Returns the item that leaves next; None: nothing waits."""
+        """Returns the item that leaves next, or None if no item waits."""
 
     @property
     def tail(self) -> Queued | None:
-        """Returns the item that leaves last; None: nothing waits. Needs a queue with TAIL."""
+        """Returns the item that leaves last, or None if no item waits. Needs a queue with TAIL."""
 
     def __len__(self) -> int:
         """Returns the number of waiting items."""

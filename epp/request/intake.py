@@ -3,7 +3,7 @@
     begin   headers ─▶ Request: path, id, flow, longest wait, subset
     read    body ─▶ parser ─▶ model, prompt, …; model rewrite; priority; RequestHeader plugins
 
-The server and `epp explain` both use it. `workers.worker.extproc.request_phase` gathers and unpacks bodies before.
+Workers and `epp explain` both use this module. `workers.worker.extproc.request_phase` gathers and unpacks bodies before.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,8 +33,8 @@ PriorityOf = Callable[[str], int]
 class Intake:
     """Reads all requests of one worker.
 
-    `rewrites`: returns a function that maps the model name of a request to the name to request instead, under the present rules; None if
-    there are no rules. The function returns None if no InferenceModelRewrite applies. Its result takes precedence over the header
+    `rewrites`: returns a function for the present rules, or None if there are no rules. The function maps the model name of a request to
+    the name to request instead, or to None if no InferenceModelRewrite applies. Its result takes precedence over the header
     `x-llm-d-model-name-rewrite`. `rewrites` itself is None if the picker does not watch InferenceModelRewrites.
     `priority_of`: a function that maps the name of an InferenceObjective to its priority; None if the picker does not watch
     InferenceObjectives.
@@ -49,9 +49,9 @@ class Intake:
     ) -> Request:
         """Creates the request from its headers; `read` adds the body.
 
-        `now`: monotonic seconds. `subset`: the endpoints that the gateway allows, `ip:port` or `ip`; None: all.
-        `tenant`: None if no tenants are configured; then the client names its flow.
-        The request's path is "" if the gateway does not tell it; NGINX Gateway Fabric does not.
+        `now`: monotonic seconds. `subset`: the endpoints that the gateway allows, `ip:port` or `ip`; None if it allows all.
+        `tenant`: None if no tenants are configured; the client then names its flow.
+        The request's path is "" if the gateway does not tell the path, such as NGINX Gateway Fabric.
         """
         path = headers.find(PATH_NEEDLE) or headers.get("x-original-path") or headers.get("x-forwarded-path") or ""
         if "?" in path:
@@ -97,13 +97,13 @@ class Intake:
     ) -> Renamed | None:
         """Parses the body, and sets the cache salt of the tenant, in place of the client's. Returns the body to send on.
 
-        None: the body reaches no cache, and passes unchanged. Most bodies have no salt, so no body is searched for one that the parser has
-        not seen.
+        Returns None if the body reaches no cache, and so passes unchanged. Most bodies have no salt, so if the parser has seen no salt, the
+        body is not searched for one.
         """
         member = member_of(reader)
         try:
             renamed = self._readable(reader, parse, request, body, named=named)
-        except Refused:  # perhaps because of the client's salt, which does not count
+        except Refused:  # perhaps because of the client's salt, which has no effect
             body = member.put(body, tenant.salt)
             renamed = self._readable(reader, parse, request, body, named=named)
         request.cache_salt = tenant.salt
@@ -151,6 +151,6 @@ class Intake:
 
 
 def request_objective(request: Request) -> str:
-    """Returns the InferenceObjective of a request: what its client claims, if it may, or else its tenant's first one; "" without one."""
+    """Returns the InferenceObjective of a request: the client's claim, if allowed, or else the tenant's first objective; or ""."""
     claimed = client_headers.objective(request.headers) if request.wishes else ""
     return claimed if request.tenant is None else request.tenant.objective(claimed)

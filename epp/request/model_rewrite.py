@@ -1,4 +1,4 @@
-"""Compiles InferenceModelRewrites: objects with rules that replace the requested model by another one.
+"""Compiles InferenceModelRewrites: objects with rules that replace the requested model by another model.
 
     Rewrite objects ─ compiled ─▶ Rules: model -> Choice, and a Choice for all other models ─ pick ─▶ the model to request
 
@@ -29,7 +29,7 @@ NO_CHOICE: Final = -1
 
 
 class Target(NamedTuple):
-    """Names a model to request instead. `weight` is from 1 to WEIGHT_MAX; None: no weight."""
+    """Names a model to request instead. `weight` is from 1 to WEIGHT_MAX, or None."""
 
     model: str
     weight: int | None = None
@@ -43,7 +43,7 @@ class Rule(NamedTuple):
 
 
 class Rewrite(NamedTuple):
-    """Holds one object with its rules. `created`: seconds on a clock that is the same for all objects; None: older than all others."""
+    """Holds one object with its rules. `created`: seconds on one clock for all objects; None means older than all others."""
 
     name: str
     created: float | None
@@ -79,11 +79,11 @@ class Rules(msgspec.Struct, array_like=True, frozen=True):
         return {model: self.choices[at] for model, at in self.exact.items()}
 
     def others(self) -> Choice | None:
-        """Returns the choice for all other models; None: there is none."""
+        """Returns the choice for all other models, or None without such a choice."""
         return None if self.every == NO_CHOICE else self.choices[self.every]
 
     def target(self, model: str, random: Callable[[], float]) -> str | None:
-        """Returns the model to request instead of this one; None: no rule applies."""
+        """Returns the model to request instead of `model`, or None if no rule applies."""
         at = self.exact.get(model, self.every)
         return None if at == NO_CHOICE else self.choices[at].pick(random)
 

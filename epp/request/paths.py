@@ -1,7 +1,7 @@
 """Chooses the parser by the request's path: the longest matching suffix wins. A parser without `paths` reads all other requests.
 
 Some gateways do not name the path: NGINX Gateway Fabric shows the picker the client's header fields only
-(`cmd/gateway/endpoint_picker.go` in its sources). Then the fields of the body say which path it is.
+(`cmd/gateway/endpoint_picker.go` in its sources). The fields of the body then determine the path.
 """
 
 from typing import Final
@@ -14,7 +14,7 @@ from epp.plugin import Parser
 
 DEFAULT_PATH: Final = "/v1/completions"  # used if neither the gateway nor the body says the path
 KNOWN_MAX: Final = 1024
-PATHS: Final = (  # (path, fields): a body with one of these fields belongs to that path; the first match counts
+PATHS: Final = (  # (path, fields): clients send a body with one of these fields to this path; the first match counts
     ("/v1/messages", ("anthropic_version", "stop_sequences", "thinking", "system")),
     ("/v1/chat/completions", ("messages",)),
     (DEFAULT_PATH, ("prompt",)),
@@ -57,7 +57,7 @@ def inferred_path(body: bytes | memoryview) -> str:
     """Returns the path to which clients send a body with these fields; the path of completions if no field decides."""
     try:
         fields = _fields.decode(body)
-    # A broken body has no path here; the parser says later what is wrong with it.
+    # A broken body has no fields; the parser says later what is wrong with the body.
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return DEFAULT_PATH
     return next((path for path, names in PATHS if any(name in fields for name in names)), DEFAULT_PATH)

@@ -1,13 +1,13 @@
-"""Chooses the pool of a request: the first of port, authority, metadata and model that decides counts.
+"""Chooses the pool of a request, by port, authority, metadata or model: the first of these that decides.
 
     port of the stream        ─┐
     :authority of the stream  ─┼─▶ of_stream   ─▶ pool, or UNDECIDED
     metadata of the gateway   ───▶ of_metadata ─▶ pool, or UNDECIDED, or Refused
     model in the body         ───▶ of_model    ─▶ pool, or Refused
 
-A pool is the index of its `Matched` in the list. A `*` in a matcher stands for any text, also for none. An exact matcher takes precedence
-over one with `*`; among these, the first one in the list that fits counts. `epp.config.pools_file` refuses lists in which a matcher
-never fits.
+A pool is the index of its `Matched` in the list. A `*` in a matcher stands for any text, even an empty text. An exact matcher takes
+precedence over a matcher with `*`. Among matchers with `*`, the first one that fits counts. `epp.config.pools_file` refuses lists in which
+a matcher never fits.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ from epp.protocol.surrogates import replaced
 
 UNDECIDED: Final = -1
 KEPT_MAX: Final = 4096  # answers that are kept, because streams and requests repeat them
-KEPT_CHARS_MAX: Final = 256  # of a name that is kept with its answer, and of what a refusal repeats
+KEPT_CHARS_MAX: Final = 256  # characters of a name that is kept with its answer, and of a name in a refusal
 SHOWN_MAX: Final = 20  # pools that a refusal names
 ANY: Final = "*"
 KEY: Final = "llm-d.ai/pool"
@@ -36,7 +36,7 @@ _named: Final = msgspec.json.Decoder(msgspec.defstruct("_Named", [("model", str,
 
 
 class Matched(NamedTuple):
-    """Says which requests belong to a pool. `port`: its own port; 0: none. `authorities`: in lower case."""
+    """Says which requests are for a pool. `port`: its own port, or 0. `authorities`: in lower case."""
 
     name: str
     port: int = 0
@@ -52,8 +52,8 @@ class Pattern:
         self._middle = [part for part in middle if part]
 
     def fits(self, name: str) -> bool:
-        """Returns whether the pattern matches the whole name. A `*` in `name` is matched only by a `*`, so `name` may be a pattern, too:
-        then this says whether the pattern matches whatever that one matches."""
+        """Returns whether the pattern matches the whole name. Only a `*` matches a `*` in `name`. So `name` may be another pattern; the
+        result then says whether this pattern matches all names that the other one matches."""
         at, end = len(self._first), len(name) - len(self._last)
         if at > end or not name.startswith(self._first) or not name.endswith(self._last):
             return False
@@ -78,7 +78,7 @@ class _Names:
         self._kept: dict[str, int] = {}
 
     def find(self, name: str) -> int:
-        """Returns the pool; UNDECIDED if none fits."""
+        """Returns the pool whose matcher fits; UNDECIDED if no matcher fits."""
         pool = self.exact.get(name, UNDECIDED)
         if pool != UNDECIDED or not self.patterns:
             return pool
@@ -97,7 +97,7 @@ class _Names:
 
 
 class PoolChoice:
-    """Knows which requests belong to which pool. Immutable: if the pools change, another one takes its place.
+    """Knows which requests are for which pool. Immutable: if the pools change, a new object takes its place.
 
     `by_model`: the pools that a model can decide on.
     """
@@ -108,7 +108,7 @@ class PoolChoice:
         self._by_port = {pool.port: index for index, pool in enumerate(pools) if pool.port}
         self._authorities = _Names([(text, index) for index, pool in enumerate(pools) for text in pool.authorities])
         self._models = _Names([(text, index) for index, pool in enumerate(pools) for text in pool.models])
-        self._hosts: dict[str, int] = {}  # what `_of_authority` has found
+        self._hosts: dict[str, int] = {}  # authority -> the result of `_of_authority`
 
         self.by_model = sorted(set(self._models.exact.values()) | {pool for _, pool in self._models.patterns})
 
@@ -140,9 +140,9 @@ class PoolChoice:
         return next((pool for pattern, pool in names.patterns if pattern.fits(authority) or pattern.fits(host)), UNDECIDED)
 
     def of_metadata(self, message: bytes) -> int:
-        """Returns the pool that the gateway names; UNDECIDED if it names none. `message`: the ProcessingRequest with the headers.
+        """Returns the pool that the gateway names; UNDECIDED if it names no pool. `message`: the ProcessingRequest with the headers.
 
-        Raises Refused if there is no pool with the name, and ProtocolViolation for malformed metadata.
+        Raises Refused for an unknown name, and ProtocolViolation for malformed metadata.
         """
         name = codec.metadata_text(message, _NAMESPACE, _PATH)
         if not name:
@@ -153,15 +153,15 @@ class PoolChoice:
         return pool
 
     def named_models(self, pool: int) -> list[str]:
-        """Returns the models that belong to a pool by their whole names, in the order of the list."""
+        """Returns the models that a pool lists by their whole names, in the order of the list."""
         return [model for model, owner in self._models.exact.items() if owner == pool]
 
     def pool_of_model(self, model: str) -> int:
-        """Returns the pool of a model; UNDECIDED if there is none. `model`: as clients name it; "" if the request names none."""
+        """Returns the pool of a model; UNDECIDED without such a pool. `model`: the client's name, or ""."""
         return self._models.find(model) if model else UNDECIDED
 
     def of_model(self, model: str) -> int:
-        """Returns the pool of a model, as `pool_of_model` does. Raises Refused if there is none."""
+        """Returns the pool of a model, as `pool_of_model` does. Raises Refused without such a pool."""
         pool = self.pool_of_model(model)
         if pool == UNDECIDED:
             raise self._refused(f"no pool serves the model '{_short(model)}'" if model else "no pool serves a request that names no model")
@@ -178,7 +178,7 @@ def host_of(authority: str) -> str:
 
 
 def model_of(body: bytes | memoryview) -> str:
-    """Returns the model that a JSON body names; "" if it names none, or is no JSON object."""
+    """Returns the model that a JSON body names; "" if the body names no model, or is no JSON object."""
     try:
         found = calls.members(body, _MODEL, _MISSING)
         if found is not None:

@@ -1,4 +1,4 @@
-"""Changes bodies: requests another model from the model server than the body names, and sets a tenant's cache salt.
+"""Changes bodies: replaces the model's name by the model to request, and sets a tenant's cache salt.
 
 The model comes from a header (for one request) or from a rule, `rewrite` (for all requests for a model). A rule takes precedence.
 Headers that are not trusted (`--trust-client-headers`) are not read. `epp.protocol.rewrite` changes the bodies.
@@ -23,7 +23,7 @@ UNSIZED: Final = ("content-length",)  # removed from a response if its length ch
 class Renamed:
     """The body to send on instead: `body` with `text` inserted at `at`, so that a long body need not be copied.
 
-    `restorer`: puts the original model name into the response; None if the model keeps its name, and only the cache salt is another.
+    `restorer`: puts the original model name into the response; None if the model keeps its name, and only the cache salt changes.
     """
 
     __slots__ = ("at", "body", "restorer", "text")
@@ -54,7 +54,7 @@ def parse_renamed(
 ) -> Renamed | None:
     """Parses the body and renames the model. Returns None if the model keeps its name. Raises Refused.
 
-    `header`: whether to look for the header. The search for an absent header costs more than everything else here.
+    `header`: whether to look for the header. The search for an absent header costs more than the rest of this function.
     """
     try:
         parse(request, request.path, body)
@@ -83,7 +83,7 @@ _members: Final[dict[str, Member]] = {}  # by name; parsers determine the names
 
 
 def member_of(parser: Parser) -> Member:
-    """Returns the member of bodies that has the cache salt, for a parser that names one."""
+    """Returns the member of bodies that has the cache salt, for a parser that names this member."""
     member = _members.get(parser.salt_member)
     if member is None:
         member = _members[parser.salt_member] = Member(parser.salt_member)

@@ -39,7 +39,7 @@ class Parts(NamedTuple):
     `prompts`: for each prompt its texts (UTF-8) and media, in order.
     `token_ids`: for each prompt its token ids, if the client has tokenized; then `prompts` is empty. `features`: the media items of a
     single such prompt.
-    `render`: the API that can render `body` (a JSON object) to tokens: "chat", "completions" or "responses"; empty: none can.
+    `render`: the API that can render `body` (a JSON object) to tokens: "chat", "completions" or "responses"; empty if no API can.
     `structured`: whether messages have content of several parts. `messages`: Anthropic's body, if `body` is the chat made of it.
     """
 
@@ -91,7 +91,7 @@ EMPTY_PROMPT: Final = Prompt(lambda: b"")
 
 
 class Subset:
-    """Holds the gateway's list of allowed endpoints: `ip:port` or `ip`. An empty list allows none."""
+    """Holds the gateway's list of allowed endpoints: `ip:port` or `ip`. An empty list allows no endpoint."""
 
     __slots__ = ("entries",)
 
@@ -102,8 +102,8 @@ class Subset:
 class Extent(NamedTuple):
     """Says what a request may cost beyond one answer to one prompt of text. A parser sets it.
 
-    `choices`: answers to each prompt. `prompts`: how many, at most. `unseen_tokens`: how many prompt tokens may stand for what the body
-    only refers to: media by URL, stored conversations. `hidden`: whether the answer leaves out generated tokens, such as the reasoning.
+    `choices`: answers to each prompt. `prompts`: how many prompts at most. `unseen_tokens`: how many prompt tokens may come from content to
+    which the body only refers: media by URL, stored conversations. `hidden`: whether the answer lacks generated tokens, such as reasoning.
     """
 
     choices: int = 1
@@ -118,8 +118,8 @@ USUAL: Final = Extent()
 class Tenant:
     """Who sends a request. `name`: also the fairness id of its requests. `budget`: None without limits.
 
-    `objectives`: the InferenceObjectives that it may claim; empty: any. The first one is that of a request that claims none, or another
-    one. `salt`: the cache salt of its requests, so that it shares no prefixes with others; "": clients give theirs.
+    `objectives`: the InferenceObjectives that the tenant may claim; empty for any. A request that claims no objective or another one gets
+    the first. `salt`: the cache salt of the tenant's requests, so that it shares no prefixes with others; "" if clients give the salt.
     """
 
     __slots__ = ("budget", "members", "name", "objectives", "salt")
@@ -132,12 +132,12 @@ class Tenant:
         self.members: dict[str, bytes] = {}  # the salt as a member of a body, by the member's name; parsers determine the names
 
     def objective(self, claimed: str) -> str:
-        """Returns the objective of a request. `claimed`: what its client says; "" for nothing. The result may be "", too."""
+        """Returns the objective of a request, or "". `claimed`: the objective that the client names, or ""."""
         objectives = self.objectives
         return claimed if not objectives or claimed in objectives else objectives[0]
 
     def may_send(self, headers: Mapping[str, str]) -> bool:
-        """Returns whether model servers may get the client's objective header: there is none, or the tenant may claim what it says."""
+        """Returns whether model servers may get the client's objective header: it is absent, or the tenant may claim this objective."""
         claimed = first_value(headers, OBJECTIVE) if self.objectives else None
         return claimed is None or self.objective(claimed) == claimed
 
@@ -148,12 +148,12 @@ class Request:
     Two extension points may write more: a Parser sets the fields of the body, a RequestHeader plugin may set `fairness_id`.
 
     From the gateway: `id`, `path` (no query string), `headers` (names in lower case), `body_bytes` (unpacked if the body is gzip),
-    `subset` (None: any endpoint).
-    From the body: `model`, `prompt`, `streaming`, `max_tokens` (None: no limit; it counts for each choice of each prompt), `cache_salt`,
-    `extent` (None: that of USUAL), `salted` (whether the body may have a cache salt, of whatever form). `prompt` and `cache_salt` are
+    `subset` (None if any endpoint is allowed).
+    From the body: `model`, `prompt`, `streaming`, `max_tokens` (for each choice of each prompt; None without a limit), `cache_salt`,
+    `extent` (None means USUAL), `salted` (whether the body may have a cache salt, of whatever form). `prompt` and `cache_salt` are
     empty after the decision. `target_model`: the model that is requested from the model server.
-    For flow control: `fairness_id`, `priority`, `ttl_s` (the longest wait in seconds that the client wants; None: no wish).
-    `tenant`: by what the gateway or a key vouches for (None: no tenants are configured).
+    For flow control: `fairness_id`, `priority`, `ttl_s` (the longest wait in seconds that the client wants; None without a wish).
+    `tenant`: as the gateway or an API key says (None if no tenants are configured).
     Times in monotonic seconds: `arrived_at`, when its body was complete; `now`, which the runtime sets at each phase (decision, response
     headers, body chunk, end); `sent_at`, when the picker answered the gateway.
     Set by the runtime: `profile`, the name of the running profile; `considered`, the candidates from which profiles start; `runs`, the
@@ -199,7 +199,7 @@ class Request:
         self.priority = priority
         self.ttl_s = ttl_s
         self.tenant: Tenant | None = None
-        # Whether it may have client headers (`epp.request.client_headers`): a cheap check before expensive ones.
+        # Whether the request may have client headers (`epp.request.client_headers`): a cheap check before expensive ones.
         self.wishes = False
         self.sent_at = 0.0
         self.profile = ""
@@ -211,13 +211,13 @@ class Request:
         self.data: MutableMapping[str | tuple[str, str], Any] = {}
 
     def __getitem__(self, datum: Datum[T]) -> Any:
-        """Returns the value of `datum` for this request (for the running profile, if it is `per_profile`), or its default if it is not set.
+        """Returns the value of `datum` for this request (for the running profile, if `per_profile`), or the default if no value is set.
 
         The return type is not T, because the default is None in most cases, and compiled code would refuse None where T is promised.
         """
         key = (datum.name, self.profile) if datum.per_profile else datum.name
         data = self.data
-        if isinstance(data, dict):  # nearly always: compiled code then reads it without a call of a method
+        if isinstance(data, dict):  # nearly always; compiled code reads a dict without a call of a method
             return data.get(key, datum.default)
         return data.get(key, datum.default)
 

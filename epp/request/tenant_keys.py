@@ -6,11 +6,11 @@
 Only hashes are kept. A key is compared in constant time, so the time of a refusal tells nothing about the keys that exist. No message has
 a part of a line, because a line may hold a key by mistake.
 
-SHA-256 costs more than all else that finds a tenant, and clients repeat their keys. So the last headers with a right key are found again
-by a faster hash of 128 bits (XXH3, seeded with the file's hashes). This weakens no comparison. A wrong key is never remembered: it is
-hashed and compared each time. Somebody who does not know a key does not know its fast hash either, so that another text passes for it
-with a chance of 1 in 2^128. Times do not tell how much of a fast hash is right: a dictionary reads its bytes only if 64 bits of a hash of
-the hash are equal. New keys after a reload remember nothing.
+SHA-256 costs more than the rest of the search for a tenant, and clients repeat their keys. So the last headers with a right key are found
+again by a faster hash of 128 bits (XXH3, seeded with the file's hashes). This weakens no comparison. A wrong key is never remembered: it
+is hashed and compared each time. Somebody who does not know a key does not know its fast hash either, so another text passes for the key
+with a chance of 1 in 2^128. Times do not tell how much of a fast hash is right: a dictionary reads the bytes of an entry only if 64 bits
+of a hash of the fast hash are equal. After a reload, no header is remembered.
 """
 
 import hashlib
@@ -40,7 +40,7 @@ Buckets = Mapping[bytes, tuple[tuple[bytes, str], ...]]
 
 
 class Fault(NamedTuple):
-    """What is wrong in a line. `line`: counted from 1; 0: the whole file."""
+    """What is wrong in a line. `line`: counted from 1; 0 means the whole file."""
 
     line: int
     why: str
@@ -48,7 +48,7 @@ class Fault(NamedTuple):
 
 
 class Keys:
-    """The keys of one file. `text`: that of the file."""
+    """The keys of one file. `text`: the text of the file."""
 
     def __init__(self, text: str, digests: Mapping[bytes, str]) -> None:
         """`digests`: SHA-256 of a key -> the key's tenant."""
@@ -62,7 +62,7 @@ class Keys:
         self._accepted: dict[bytes, str] = {}  # the fast hash of a header's value -> the tenant of its key
 
     def tenant(self, value: str) -> str:
-        """Returns the tenant of the key in a header's value; "" if there is no such key. The value may begin with the word Bearer."""
+        """Returns the tenant of the key in a header's value; "" for an unknown key. The value may begin with the word Bearer."""
         fast = xxh3_128_digest(value.encode("latin-1", "replace"), self._seed)
         found = self._accepted.get(fast)
         if found is not None:
@@ -107,7 +107,7 @@ def parse(text: str) -> tuple[Keys, list[Fault]]:
 
 
 def _entry(line: str) -> Fault | tuple[bytes, str]:
-    """Returns the digest and the tenant of a line, or what is wrong with it."""
+    """Returns the digest and the tenant of a line, or what is wrong with the line."""
     tenant, _, word = line.replace("\t", " ").rpartition(" ")
     tenant = tenant.strip()
     if not word.startswith(HASHED):

@@ -1,10 +1,10 @@
-"""Finds the tenant of a request: the first of the configured sources that gives a valid name counts.
+"""Finds the tenant of a request, by the first configured source that gives a valid name.
 
     metadata of the gateway (as of its JWT filter) ─┐
     a header that the gateway sets                 ─┼─▶ name ─▶ Tenant, or Refused
     an API key                                     ─┘
 
-Only what comes with the request's headers counts, not the metadata of later messages. What a client says itself never counts.
+Only metadata that come with the request's headers count, not the metadata of later messages. A claim of the client never counts.
 """
 
 import hashlib
@@ -28,18 +28,18 @@ NO_BUDGETS: Final[Mapping[str, Budget | None]] = {}
 NO_OBJECTIVES: Final[Mapping[str, Sequence[str]]] = {}
 
 
-UNKNOWN: Final = "unknown"  # the tenant that all requests without a known one share, if the operator wants that
+UNKNOWN: Final = "unknown"  # the tenant that all requests without a known tenant share, if the operator wants that
 
 
 class Source:
-    """A source of names. `header`: the header that it reads; "" for none. `passed_on`: whether model servers get this header."""
+    """A source of names. `header`: the header that the source reads, or "". `passed_on`: whether model servers get this header."""
 
     def __init__(self, header: str = "", passed_on: bool = False) -> None:
         self.header = header
         self.passed_on = passed_on
 
     def name(self, headers: codec.Headers, message: bytes) -> str:
-        """Returns the name that the source gives; "" for none. `message`: the ProcessingRequest with the headers.
+        """Returns the name that the source gives, or "". `message`: the ProcessingRequest with the headers.
 
         Raises ProtocolViolation.
         """
@@ -79,12 +79,12 @@ class FromKey(Source):
 
 
 class Salts:
-    """Makes cache salts: the HMAC of a name under a secret, that of a tenant or of its group. The names alone, without the secret, tell
-    no salt.
+    """Makes cache salts. A salt is the HMAC, under a secret, of the name of a tenant or of the tenant's group. Without the secret, nobody
+    can compute a salt from the name.
     """
 
     def __init__(self, secret: int, groups: Mapping[str, str] = NO_GROUPS) -> None:
-        """`secret`: the 64-bit seed of prefix hashes. The salts do not tell it. `groups`: by tenant; others have salts of their own."""
+        """`secret`: the 64-bit seed of prefix hashes; salts do not reveal it. `groups`: tenant -> group; others have their own salts."""
         self._groups = dict(groups)
         self._key = hashlib.blake2b(secret.to_bytes(8, "little"), person=PURPOSE).digest()
 
@@ -96,7 +96,7 @@ class Salts:
 
 
 class Tenants:
-    """Knows the tenants of all requests under one configuration. Keeps those of the last names, because requests repeat them."""
+    """Knows the tenants of all requests under one configuration. Keeps the last tenants, because requests repeat names."""
 
     def __init__(
         self,
@@ -109,10 +109,10 @@ class Tenants:
         budget: Budget | None = None,
         budgets: Mapping[str, Budget | None] = NO_BUDGETS,
     ) -> None:
-        """`shares`: whether requests without a known tenant share the tenant UNKNOWN; otherwise they are refused.
+        """`shares`: whether requests without a known tenant share the tenant UNKNOWN; if not, they are refused.
 
-        `objectives`: see `Tenant`. `per_tenant`: those of single tenants by name. `salts`: None if tenants get none.
-        `budget`: of each tenant without an entry in `budgets`; None without limits.
+        `objectives`: see `Tenant`. `per_tenant`: name of a tenant -> its own objectives. `salts`: None if tenants get no salts.
+        `budget`: the budget of each tenant without an entry in `budgets`; None without limits.
         """
         self._sources = tuple(sources)
         self._shares = shares
@@ -124,9 +124,9 @@ class Tenants:
         self._kept: dict[str, Tenant] = {}
 
     def of(self, headers: codec.Headers, message: bytes) -> Tenant:
-        """Returns the tenant of the request with these headers. `message`: the ProcessingRequest that they came with.
+        """Returns the tenant of the request with these headers. `message`: the ProcessingRequest with the headers.
 
-        Raises Refused if it is unknown, and ProtocolViolation for malformed headers or metadata.
+        Raises Refused if the tenant is unknown, and ProtocolViolation for malformed headers or metadata.
         """
         for source in self._sources:
             name = source.name(headers, message)
@@ -142,7 +142,7 @@ class Tenants:
         """Returns the tenant with this name."""
         tenant = self._kept.get(name)
         if tenant is None:
-            if len(self._kept) >= KEPT_MAX:  # bounded, because a gateway may vouch for any number
+            if len(self._kept) >= KEPT_MAX:  # bounded, because a gateway may name any number of tenants
                 self._kept.clear()
             salt = self._salts.of(name) if self._salts is not None else ""
             objectives, budget = self._per_tenant.get(name, self._objectives), self._budgets.get(name, self._budget)
@@ -150,7 +150,7 @@ class Tenants:
         return tenant
 
     def hidden(self, untrusted: Collection[str]) -> frozenset[str]:
-        """Returns the headers to hide from all other readers and to remove: those of `untrusted`, fairness ids, and keys."""
+        """Returns the headers to hide from all other readers and to remove: `untrusted` headers, fairness ids, and keys."""
         read = [source for source in self._sources if source.header]
         kept = {source.header for source in read} - {source.header for source in read if not source.passed_on}
         return frozenset({*untrusted, *FAIRNESS_ID, *(source.header for source in read)} - kept)

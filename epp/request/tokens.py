@@ -1,4 +1,4 @@
-"""Defines tokens and media of one request's prompts: typed data between their producers and the readers.
+"""Defines tokens and media of one request's prompts: typed data that producers pass to readers.
 
     parser ── Parts: texts, media, token ids ──▶ token producer ── TOKENS ──▶ readers
 
@@ -36,7 +36,7 @@ TokenIds: TypeAlias = NDArray[np.uint32]
 class PromptTokens:
     """Holds one tokenized prompt.
 
-    `token_ids`: uint32; None: only the media are known. `features`: its media items, in the prompt's order.
+    `token_ids`: uint32; None if only the media are known. `features`: the media items, in the prompt's order.
     """
 
     __slots__ = ("features", "token_ids")
@@ -63,13 +63,13 @@ class TokenizedPrompt:
 
 # All producers emit under this one key, whatever the name of their instance. The value exists until the request is decided.
 TOKENS: Final = Datum(f"tokenized_prompt/{TOKEN_PRODUCER}", TokenizedPrompt)
-# Why the token producer has no tokens of this request, in words of which there are few.
+# Why the token producer has no tokens of this request: one of few texts.
 NO_TOKENS: Final = Datum(f"no_tokens/{TOKEN_PRODUCER}", str, "")
 _NAME: Final = TOKENS.name
 
 
 def no_tokens(reason: str) -> str:
-    """Says that a request has no tokens, with the reason that NO_TOKENS has; "": none."""
+    """Says that a request has no tokens, with the reason that NO_TOKENS has; "" without a reason."""
     return f"no tokens ({reason})" if reason else "no tokens"
 
 
@@ -92,8 +92,8 @@ MEDIA_PRODUCER = "mm-embeddings-cache-producer"
 class MediaMatch:
     """Says how many of the request's media items each endpoint has cached. Every item has equal weight.
 
-    `total`: number of distinct media items in the request. `held`: how many of them each endpoint has cached, float64 of the snapshot's
-    shape (endpoints,); None: no endpoint has any, as for a request without media.
+    `total`: number of distinct media items in the request. `held`: how many of these each endpoint has cached, float64 of the snapshot's
+    shape (endpoints,); None if no endpoint has one, for example for a request without media.
     """
 
     __slots__ = ("held", "total")

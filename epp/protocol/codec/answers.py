@@ -12,8 +12,8 @@ from epp.protocol.codec.structs import encoded
 
 DESTINATION: Final = "x-gateway-destination-endpoint"
 SCORES: Final = "x-gateway-destination-endpoint-scores"
-# Gateway and picker exchange these as metadata. As headers they can only come from a client, so every answer to request headers
-# removes them, whatever their case and number. The header with the destination is overwritten.
+# Gateway and picker exchange these values as metadata. Headers with these names can only come from a client, so every answer to request
+# headers removes them, whatever their case and number. The header with the destination is overwritten.
 NEVER_PASSED: Final = (SUBSET_KEY, SERVED, SCORES)
 
 
@@ -77,7 +77,7 @@ class Destination:
     def compose(self, more: bytes, metadata: bytes | None = None) -> bytes:
         """Encodes ProcessingResponse{request_headers{response{header_mutation}}, dynamic_metadata}, framed.
 
-        `more`: further encoded options of the mutation. `metadata`: encoded metadata; None: only the destination.
+        `more`: further encoded options of the mutation. `metadata`: encoded metadata; None for the destination only.
         """
         return framed(field(1, self._response(more, b"")) + (metadata or self.metadata))
 
@@ -140,7 +140,7 @@ def buffered_answer(
     scores: Mapping[str, float] | None = None,
     removed: tuple[str, ...] = (),
 ) -> bytes:
-    """Returns the framed answer to a buffered body that routes the request. `body` replaces the body; None: unchanged."""
+    """Returns the framed answer to a buffered body that routes the request. `body` replaces the body, if not None."""
     metadata = destination.with_scores(scores) if scores is not None else None
     return destination.with_body(_set_headers(extra) + _remove_headers(removed), metadata, body)
 
@@ -155,7 +155,7 @@ def response_headers_answer(set_headers: Mapping[str, str], removed: tuple[str, 
 
 
 def response_trailers_answer(metadata: bytes) -> bytes:
-    """Returns the framed answer to response trailers. `metadata`: encoded dynamic metadata; empty: none."""
+    """Returns the framed answer to response trailers. `metadata`: encoded dynamic metadata, maybe empty."""
     return framed(_RESPONSE_TRAILERS + metadata)
 
 

@@ -1,7 +1,7 @@
 """Reads HttpBody messages (pieces of a body) and writes the answers that pass the pieces on.
 
-`HttpBody{body, end_of_stream}` is encoded as the same bytes as the `StreamedBodyResponse` that answers it. So the answer is the received
-slice, not decoded, after new length prefixes.
+`HttpBody{body, end_of_stream}` is encoded as the same bytes as the `StreamedBodyResponse` that answers it. So the answer has new length
+prefixes and the received slice, which is not decoded.
 """
 
 import struct
@@ -17,7 +17,7 @@ _RESPONSE_BODY: Final = b"\x22"
 _PREFIXES_MAX: Final = 4096
 # Size -> prefix (for request bodies the key is the size's complement); cached, because answers repeat their sizes.
 _prefixes: Final[dict[int, bytes]] = {}
-# (bytes of a piece, whether it ends the body, tag) -> what precedes the piece.
+# (bytes of a piece, whether it ends the body, tag) -> the bytes before the piece.
 _leads: Final[dict[tuple[int, bool, bytes], bytes]] = {}
 
 
@@ -77,7 +77,7 @@ class Chunk(NamedTuple):
     """Describes two messages: a ProcessingRequest of a certain size that holds only a piece of a response body, and the answer to it."""
 
     head: bytes  # tags and lengths before the piece, which fills the rest of the message
-    prefix: bytes  # what the answer has before its piece
+    prefix: bytes  # all bytes of the answer before the piece
     start: int  # where the HttpBody starts in the message
     begin: int  # where the piece's bytes start in the message
 
@@ -106,7 +106,7 @@ def learn_chunk(size: int) -> None:
 
 
 def _head_of(size: int) -> int:
-    """Returns how many bytes tag and length take if one field fills `size` bytes; 0: no field can fill them."""
+    """Returns how many bytes tag and length take if one field fills `size` bytes; 0 if no field can fill them."""
     return next((n for n in range(2, 6) if size >= n and 1 + len(varint(size - n)) == n), 0)
 
 
@@ -132,7 +132,7 @@ def as_body(data: bytes, end_of_stream: bool) -> tuple[bytes, int]:
 
 
 def _lead(size: int, last: bool, tag: bytes) -> bytes:
-    """Returns all bytes before a piece of `size` bytes. If it is the last one, END_OF_STREAM follows it."""
+    """Returns all bytes before a piece of `size` bytes. If it is the last piece, END_OF_STREAM follows the piece."""
     lead = _leads.get((size, last, tag))
     if lead is None:
         if len(_leads) >= _PREFIXES_MAX:
@@ -145,7 +145,7 @@ def _lead(size: int, last: bool, tag: bytes) -> bytes:
 def request_body_behind(front: bytes, message: bytes, begin: int, stop: int, last: bool) -> bytes:
     """Returns the framed answer that sends message[begin:stop] behind `front`, together at most PIECE_BYTES_MAX, as a piece of a request.
 
-    `last`: whether it ends the body.
+    `last`: whether this piece ends the body.
     """
     lead = _lead(len(front) + stop - begin, last, _REQUEST_BODY)
     return b"".join((lead, front, message[begin:stop], END_OF_STREAM if last else b""))

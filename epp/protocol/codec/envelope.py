@@ -1,4 +1,4 @@
-"""Reads a ProcessingRequest: which kind of message it is, and the gateway's metadata in it."""
+"""Reads a ProcessingRequest: the kind of message, and the gateway's metadata in the message."""
 
 import enum
 from collections.abc import Mapping, Sequence
@@ -67,7 +67,7 @@ def _split_slowly(message: bytes) -> tuple[int, int, int]:
 
 
 def subset(message: bytes) -> Sequence[str] | None:
-    """Returns the gateway's subset hint in the metadata: a list of `ip:port` or `ip`; None: there is none.
+    """Returns the gateway's subset hint in the metadata, a list of `ip:port` or `ip`. Returns None without a hint.
 
     Raises ProtocolViolation, also for a list with more than SUBSET_ENTRIES_MAX entries.
     """
@@ -79,7 +79,7 @@ def subset(message: bytes) -> Sequence[str] | None:
 
 
 def gateway_metadata(message: bytes) -> Mapping[str, object] | None:
-    """Returns the gateway's load-balancing metadata in the message: key -> value; None: there are none. Raises ProtocolViolation.
+    """Returns the gateway's load-balancing metadata in the message, key -> value, or None. Raises ProtocolViolation.
 
     A value is None, a float, text, a bool, a list, or a dictionary.
     """
@@ -90,7 +90,7 @@ def gateway_metadata(message: bytes) -> Mapping[str, object] | None:
 
 
 def metadata_text(message: bytes, namespace: bytes, path: Sequence[bytes]) -> str:
-    """Returns the text, or the whole number as text, at a path of names in one namespace of the message's metadata; "": there is none.
+    """Returns the text, or the whole number as text, at a path of names in one namespace of the message's metadata, or "".
 
     `path`: at least one name. Raises ProtocolViolation.
     """

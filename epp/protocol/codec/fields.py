@@ -6,7 +6,7 @@ from typing import Final
 
 from epp.errors import ProtocolViolation
 
-# Fields that one message may have: gateways send a few. A field may take only 2 bytes, and skipping it takes 0.3 us.
+# Fields that one message may have: gateways send a few. A field may take only 2 bytes, and to skip a field takes 0.3 us.
 FIELDS_MAX: Final = 1024
 
 
@@ -42,7 +42,7 @@ def field(number: int, payload: bytes) -> bytes:
 
 
 def walk(data: bytes, at: int, end: int) -> Iterable[tuple[int, int, int]]:
-    """Yields (tag, start, end) of each field in data[at:end]. start and end delimit its payload, or the value of a scalar.
+    """Yields (tag, start, end) of each field in data[at:end]. start and end delimit the payload, or the value of a scalar.
 
     A known field number with another wire type is a different tag. Raises ProtocolViolation.
     """

@@ -51,12 +51,12 @@ class Headers(Mapping[str, str]):
         self.problem: ProtocolViolation | None = None
 
     def find(self, needle: bytes) -> str | None:
-        """Returns the value of one header; None: there is none. `needle`: the result of `needle(name)`."""
+        """Returns the value of one header, or None without the header. `needle`: the result of `needle(name)`."""
         value = header(self._message, needle, self._start, self._end)
         return self._all().get(needle[2:-1].decode()) if value is None else value
 
     def sent(self, name: str) -> str | None:
-        """Returns the value of a header even if it is hidden; None: there is none."""
+        """Returns the value of a header even if it is hidden, or None without the header."""
         return self._all().get(name)
 
     def mentions(self, text: bytes) -> bool:
@@ -90,13 +90,13 @@ class Headers(Mapping[str, str]):
 
 
 class Unseen(Headers):
-    """Hides some headers, as if the client had not sent them. Looks for them, and for what `sent` returns, without decoding the others."""
+    """Hides some headers, as if the client had not sent them. Finds these headers, and those of `sent`, without decoding the others."""
 
     __slots__ = ("_every", "_hidden", "_hides", "_listed")
 
     def __init__(self, message: bytes, start: int, end: int, hidden: frozenset[str]) -> None:
         super().__init__(message, start, end)
-        self._every: dict[str, str] | None = None  # with those that are hidden
+        self._every: dict[str, str] | None = None  # all headers, hidden ones included
         self._hidden = hidden
         self._listed = _sorted(hidden)
         self._hides = False  # whether there is a hidden header
@@ -113,11 +113,11 @@ class Unseen(Headers):
         return self._values((name,))[0]
 
     def removed(self) -> tuple[str, ...]:
-        """Returns the names of headers to remove before the request goes on: all that are hidden, or none if it has none of them."""
+        """Returns the names of headers to remove before the request goes on: all names to hide, if one of these headers is present."""
         return self._listed if self._hides else ()
 
     def _values(self, names: tuple[str, ...]) -> Sequence[str | None]:
-        """Returns the values of these headers, hidden or not; None for each that is not there."""
+        """Returns the values of these headers, hidden or not; None for each missing header."""
         values = header_values(self._message, names, self._start, self._end)
         if values is not None:
             return values
@@ -171,7 +171,7 @@ def end_of_stream(message: bytes, start: int, end: int) -> bool:
 
 
 def _header_map(message: bytes, at: int, end: int) -> dict[str, str] | None:
-    """Reads a HeaderMap as Envoy writes it: each entry is a key of up to 127 bytes, then a value. None: it has another form."""
+    """Reads a HeaderMap as Envoy writes it: each entry is a key of up to 127 bytes, then a value. Returns None for another form."""
     text = message.decode("latin-1")
     names = message.lower().decode("latin-1")
     found: dict[str, str] = {}

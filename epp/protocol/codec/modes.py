@@ -1,7 +1,7 @@
 """Reads the body modes of the gateway's ext_proc filter, and writes the answers that differ with them.
 
-Envoy names its modes in the first message of a stream: `ProcessingRequest.protocol_config` (field 11, since Envoy 1.33). A gateway that
-names none is taken for one in FULL_DUPLEX_STREAMED mode, which the endpoint picker protocol demands.
+Envoy names its modes in the first message of a stream: `ProcessingRequest.protocol_config` (field 11, since Envoy 1.33). If a gateway
+names no modes, the picker assumes the mode FULL_DUPLEX_STREAMED, which the endpoint picker protocol demands.
 
     mode of request bodies     headers are answered       bodies
     FULL_DUPLEX_STREAMED       when the body is complete  pass through the picker
@@ -36,7 +36,7 @@ _CONFIG: Final = 0x5A  # the tag of protocol_config
 
 
 def body_modes(message: bytes) -> tuple[int, int] | None:
-    """Returns the modes of request and response bodies; None: the message names none. Raises ProtocolViolation."""
+    """Returns the modes of request and response bodies; None if the message names no modes. Raises ProtocolViolation."""
     found: tuple[int, int] | None = None
     for tag, start, end in walk(message, 0, len(message)):
         if tag == _CONFIG:
@@ -57,7 +57,7 @@ def headers_passed(request_mode: int, response_mode: int) -> bytes:
     response all at once. A gateway without `allow_mode_override` ignores that.
     """
     answer = field(1, field(1, b""))
-    # An override names all modes; those of headers and trailers stay SEND.
+    # An override names all modes; the modes of headers and trailers stay SEND.
     if response_mode in (BUFFERED, BUFFERED_PARTIAL):
         answer += field(9, bytes((0x10, 1, 0x18, request_mode, 0x20, BodyMode.STREAMED, 0x28, 1, 0x30, 1)))
     return framed(answer)
@@ -66,7 +66,7 @@ def headers_passed(request_mode: int, response_mode: int) -> bytes:
 def response_body_passed(body: bytes | None, metadata: bytes) -> bytes:
     """Returns the framed answer to a piece of a response body in a mode other than FULL_DUPLEX_STREAMED.
 
-    `body` replaces the piece; None: unchanged. `metadata`: encoded dynamic metadata; empty: none.
+    `body` replaces the piece, if not None. `metadata`: encoded dynamic metadata, maybe empty.
     """
     if body is None and not metadata:
         return RESPONSE_BODY_UNCHANGED

@@ -16,7 +16,7 @@ from epp.errors import ProtocolViolation
 from epp.protocol.codec.fields import field, read_varint, walk
 
 DEPTH_MAX: Final = 32  # values inside values
-EXACT_MAX: Final = 2.0**53  # whole numbers below it are exact
+EXACT_MAX: Final = 2.0**53  # whole numbers below this are exact
 CONTEXT: Final = 0x42  # tags: field number << 3 | wire type
 FIRST: Final = 0x0A
 SECOND: Final = 0x12
@@ -31,7 +31,7 @@ Place = tuple[int, int]  # where a message begins and ends
 
 
 def filter_metadata(message: bytes, name: bytes) -> Mapping[str, Place] | None:
-    """Returns name -> place of the value, for the fields of one Struct in a message's metadata; None: there is none of this name.
+    """Returns name -> place of the value, for the fields of the Struct `name` in a message's metadata. Returns None without this Struct.
 
     Raises ProtocolViolation.
     """
@@ -64,7 +64,7 @@ def value(message: bytes, place: Place, depth: int = 0) -> object:
 
 
 def text_below(message: bytes, place: Place, path: Sequence[bytes]) -> str:
-    """Returns the text at a path of names below a Value, or a whole number as text; "" if there is neither. Raises ProtocolViolation."""
+    """Returns the text at a path of names below a Value, or a whole number as text, or "". Raises ProtocolViolation."""
     for name in path:
         tag, start, end = _kind(message, place)
         if tag != STRUCT:
@@ -85,7 +85,7 @@ def text_below(message: bytes, place: Place, path: Sequence[bytes]) -> str:
 
 
 def texts(message: bytes, place: Place, most: int) -> list[str] | None:
-    """Returns the texts in a Value that is a list; None: it is no list. Leaves out other items.
+    """Returns the texts in a Value that is a list, without other items. Returns None if the Value is no list.
 
     Raises ProtocolViolation, also for a list of more than `most` items.
     """
@@ -141,7 +141,7 @@ def _pairs(message: bytes, place: Place) -> Iterator[tuple[Place, Place]]:
 
 
 def _kind(message: bytes, place: Place) -> tuple[int, int, int]:
-    """Returns (tag, start, end) of the field that is set in a Value; tag 0: none is."""
+    """Returns (tag, start, end) of the field that is set in a Value; tag 0 if no field is set."""
     at, end = place
     if end - at >= 2 and message[at] == TEXT and message[at + 1] == end - at - 2 < 0x80:
         return TEXT, at + 2, end
