@@ -144,8 +144,7 @@ class PrefixMatch:
         return whole(scaled, prompt, self._servers.sizes.item(row))
 
     def add(self, other: "PrefixMatch", whole: Mask) -> None:
-        """For endpoints that are not `whole`, takes the longer match: this one, or `other` of the same request, in the blocks of this match.
-        """
+        """For endpoints that are not `whole`, takes the longer match: this one, or `other` of the same request, in blocks of this one."""
         blocks = other.blocks
         if blocks is None:
             return

@@ -99,7 +99,7 @@ class Trace:
         yield from waiting.values()
 
     def scraped(self, slot: int, at: float) -> tuple[Floats, int] | None:
-        """Returns the values, in the order of `columns`, and the state of an endpoint as of `at` (monotonic seconds); None if not scraped."""
+        """Returns the values, ordered as `columns`, and the state of an endpoint as of `at` (monotonic seconds); None if not scraped."""
         for time, values, state in reversed(self._scraped.get(slot, ())):
             if time <= at:
                 return values, state
