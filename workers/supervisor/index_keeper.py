@@ -30,12 +30,12 @@ class IndexKeeper:
     """Writes the prefix index and saves it. Call `load` first, then `start`, and `save` at the end."""
 
     def __init__(self, present: Callable[[], Instance]) -> None:
-        """`present`: returns the instance under the configuration that is used now."""
+        """`present`: returns the instance under the present configuration."""
         instance = self._instance = present()
         self.writer = TieredWriter(instance.layout.index, instance.memory.index)
         self.snapshot = _snapshot(present, self.writer)  # None without --state-dir
-        self.taught: IndexWriting = self.writer  # what the bus writes to; other replicas may get a copy
-        self.rhythm = RHYTHM  # in which the bus is read; other replicas may want another one
+        self.taught: IndexWriting = self.writer  # the object that gets the updates of the bus; may also copy them to other replicas
+        self.rhythm = RHYTHM  # the rhythm of reading the bus; an exchange with other replicas uses another one
         self.bus: BusReader
 
     @property
@@ -46,7 +46,7 @@ class IndexKeeper:
     def load(self) -> Mapping[Known, int] | None:
         """Fills the index from the snapshot.
 
-        Returns endpoint -> owner id for the endpoints of which the snapshot has entries; None without --state-dir.
+        Returns endpoint -> owner id for the endpoints with entries in the snapshot, or None without --state-dir.
         """
         return self.snapshot.load() if self.snapshot is not None else None
 
@@ -58,7 +58,7 @@ class IndexKeeper:
         on_records: Callable[[bytes], object],
         on_cached: Callable[[int, int], object],
     ) -> None:
-        """Starts to read the bus, and to free the entries of endpoints that are gone, some at a time. `on_…`: see `BusReader`."""
+        """Starts to read the bus, and to free the entries of gone endpoints step by step. `on_…`: see `BusReader`."""
         self.bus = BusReader(
             asyncio.get_running_loop(),
             self._instance.pipes.bus_readers,
@@ -79,7 +79,7 @@ class IndexKeeper:
             background.keep(self.snapshot.run(owners, lambda: self._instance.words.stopping))
 
     async def save(self, owners: Owners) -> None:
-        """Saves the last snapshot, including everything that workers have sent."""
+        """Saves the last snapshot, including all updates that workers have sent."""
         if self.snapshot is not None:
             self.bus.drain()
             await self.snapshot.close(owners)

@@ -6,9 +6,8 @@
     Lease                                       ◀▶ Candidacy                      only with --ha-enable-leader-election
     Event on the only pool                      ◀─ ReloadEvents                   how each change of the configuration ended
 
-One watch per resource and namespace serves all pools. If one of several pools is not as expected, this changes nothing for the others: the
-log says why, and the pool has the endpoints that can be found. The picker is then ready when the API server has listed everything for the
-first time.
+One watch per resource and namespace serves all pools. If one of several pools is not as expected, the others are not affected: the log has
+the reason, and the pool has the endpoints that can be found. The picker is then ready after the first lists of all resources.
 
 Each part adds a condition to the readiness: endpoints, objects, leadership. If the feature gate `haPopulateNonLeaderDatastore` is off,
 a picker that does not lead follows the pool and the objects only after it has led for the first time.
@@ -78,7 +77,7 @@ class Kubernetes:
         report: Callable[..., None],
         assign: Callable[[PlacedPools], None],
     ) -> None:
-        """`present`: returns the instance under the configuration that is used now. `area` is the supervisor's.
+        """`present`: returns the instance under the present configuration. `area`: the area of the supervisor.
 
         `assign`: makes the picker use other InferencePools in its places.
         """
@@ -105,7 +104,9 @@ class Kubernetes:
             readiness.require(self.candidacy.missing)
 
     def start(self) -> None:
-        """Starts to check whether the picker stops. If so, it resigns at once, so that another picker leads while these workers drain."""
+        """Starts to check whether the picker stops. If it stops, resigns at once, so that another picker leads while these workers
+        drain.
+        """
         if self.candidacy is not None:
             self._background.every(RESIGN_LOOK_S, self._resign_if_leaving)
 
@@ -114,7 +115,7 @@ class Kubernetes:
         return self._outage.refusals()
 
     def unserved(self) -> Mapping[str, str]:
-        """Returns InferencePool -> why it is not served although it names this picker; none if the picker has one pool."""
+        """Returns InferencePool -> why it is not served although it names this picker. Empty if the picker has one pool."""
         return self._placing.unserved if self._placing is not None else {}
 
     async def connect(self) -> None:
@@ -124,7 +125,7 @@ class Kubernetes:
             self._background.keep(self.candidacy.run(self.api))
 
     def follow_objects(self, objects: PoolsObjects) -> None:
-        """Gives the objectives and model rewrites of all pools that are InferencePools to `objects`. A pod selector has none."""
+        """Gives the objectives and model rewrites of all pools that are InferencePools to `objects`. A pod selector has no objects."""
         for namespace, changed in objects.asking.items():
             found = KubeObjects(
                 self._connected(), namespace, changed, report=self._report, outage=self._outage, expects=objects.expects(namespace)

@@ -12,17 +12,18 @@ the table once.
   the next page. If the server has closed it, the next turn opens another one, without asking for a page. Where servers keep no connection
   after an answer, each turn tries whether the server still accepts one.
 - If a scrape is still under way when the next one is due, no new one starts, and the turn counts as late.
-- Connections are opened in the order of the requests, at most a fixed number per tick. So a large number of unreachable servers delays only
-  the attempts to reach these servers.
-- A slow, failing or malformed answer affects no other scrape: nothing here waits for a server.
-- If a page is not at its endpoint's own address and is refused there, the scraper tries to connect to the own address. Only if that is
-  refused, too, the endpoint counts as refusing.
+- Connections are opened in the order of the requests, at most a fixed number per tick. So many unreachable servers delay only the attempts
+  to reach these servers.
+- A slow, failing or malformed answer affects no other scrape, because the scraper never blocks for a server.
+- If a page is not at its endpoint's own address and its address refuses, the scraper tries to connect to the own address. Only if the own
+  address refuses, too, the endpoint counts as refusing.
 - When an idle connection breaks, the scraper connects to the server again at once, but only once per turn. So it detects a killed server
-  after two attempts, not after two intervals. If it accepts, it may have been restarted: its page is read, if the budget allows that. The
-  page is not read if another replica reads this server's pages: servers close connections that are idle, and the other one's is not.
+  after two attempts, not after two intervals. If the server accepts, it may have been restarted: the scraper reads its page, if the budget
+  allows. It does not read the page if another replica reads this server's pages, because servers close idle connections, and only the other
+  replica's connection is not idle.
 - After an endpoint was removed, nothing is reported about it.
 
-What this does not do: choose endpoints, interpret pages, or write shared memory; `discovery`, the extractor and the sink do that.
+This module does not choose endpoints, interpret pages, or write shared memory; `discovery`, the extractor and the sink do so.
 """
 
 import asyncio
@@ -43,7 +44,7 @@ from workers.supervisor.endpoints.http_answer import HttpError
 from workers.supervisor.endpoints.http_client import REFUSED, Connected, Dialing
 from workers.supervisor.endpoints.wheel import FLOOD_PAUSE_S, Address, Target, Wheel
 
-EXTRACT: Final = "extract"  # the cause of a failed scrape whose page was fetched, and refused as a whole
+EXTRACT: Final = "extract"  # the cause of a failed scrape whose page was fetched and then refused as a whole
 INTERVAL_S_MIN: Final = 0.05
 SWEEP_S: Final = 0.025  # the most time between two calls of the sink's `sweep`
 LATER_S: Final = 0.001  # added to timers: event loops count in milliseconds, and a timer that fires too early wakes up the process in vain
@@ -85,9 +86,9 @@ class ScrapeCounters:
     """Counts of the scraper since its start. No count ever falls.
 
     Each scrape ends as taken, poll error or extract error, unless its endpoint is removed before. `late` counts the turns at which a scrape
-    was due while the previous one was still under way. Such a turn starts no scrape. `unread`: values of pages that were taken which
-    cannot be read. A cause counts when it appears on an endpoint's page, not again while it lasts. `foreign`: pages that show more requests
-    than are in flight there.
+    was due while the previous one was still under way. Such a turn starts no scrape. `unread`: unreadable values of accepted pages. A cause
+    counts when it appears on an endpoint's page, not again while it lasts. `foreign`: pages that show more requests than the picker has in
+    flight at the server.
     """
 
     def __init__(self) -> None:
@@ -100,7 +101,7 @@ class ScrapeCounters:
         self.poll_errors: Counter[str] = Counter()
 
     def took(self, problems: Mapping[str, str], before: Mapping[str, str]) -> None:
-        """Counts a page that was taken. `problems`: what could not be read of it. `before`: the same of the endpoint's previous page."""
+        """Counts an accepted page. `problems`: its unreadable values. `before`: the unreadable values of the endpoint's previous page."""
         self.taken += 1
         if problems or before:
             self.unread += len(problems.keys() - before.keys())
@@ -172,7 +173,8 @@ class Scraper:
     def add(self, tag: object, slot: int, address: Address, reader: Reader, server: str = "", own: Address | None = None) -> Target:
         """Adds an endpoint. Its first scrape begins within a few ticks.
 
-        `address`: of its page. `server`: the name in its certificate; "" means the address. `own`: its own address; None: that of the page.
+        `address`: the address of its page. `server`: the name in its certificate; "" means the address. `own`: its own address; None means
+        the address of the page.
         """
         target = Target(self, tag, slot, address, reader, server, own)
         if not self._scrapes:
@@ -250,7 +252,7 @@ class Scraper:
             pace.hasten(now + FIRST_TOKEN_S + pace.spare_s)
         due = pace.due(now)
         if target.began >= 0.0:
-            # A page that takes long is one that a budget pays for: the next one comes later, and none is missed.
+            # A budget pays for a slow page: the next page comes later, and no page is missed.
             self.counters.late += due and self.pacing.budget is None
         elif now >= target.not_before:
             target.retried = False

@@ -1,7 +1,7 @@
 """Gives endpoints their slots of the table and their owner ids of the prefix index.
 
 After a restart, an endpoint keeps the slot and the owner id that it had in the predecessor, and an endpoint that is in the snapshot of the
-prefix index keeps its owner id from there. What discovery does not name again is released.
+prefix index keeps its owner id from there. Slots and ids of endpoints that discovery does not name again are released.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,29 +14,29 @@ from workers.supervisor.endpoints.discovery import EndpointSpec
 
 
 class IndexOwners:
-    """The owner ids of endpoints. `remembered`: those in the snapshot of the index that no endpoint has taken yet, by endpoint."""
+    """The owner ids of endpoints. `remembered`: the ids in the snapshot of the index that no endpoint has taken yet, by endpoint."""
 
     def __init__(
         self, writer: IndexWriter, remembered: Mapping[Known, int] | None = None, pool_name: Callable[[int], str] = lambda _number: ""
     ) -> None:
-        """`pool_name` returns the present name of a pool by its number, "" for the only one."""
+        """`pool_name` returns the present name of a pool by its number, or "" for the only pool."""
         self.writer = writer
         self.remembered = dict(remembered or {})
         self._pool_name = pool_name
 
     def known(self, spec: EndpointSpec) -> Known:
-        """Returns what identifies an endpoint over restarts of the picker."""
+        """Returns the identity of an endpoint over restarts of the picker."""
         return self._pool_name(spec.pool), records.identity_of(spec)
 
     def retire_all_but(self, owners: Iterable[int]) -> None:
-        """Retires the ids of a predecessor that belong to none of these endpoints, nor to one in the snapshot."""
+        """Retires the ids of a predecessor that neither these endpoints nor endpoints in the snapshot have."""
         for owner in set(self.writer.owners()) - {*owners, *self.remembered.values()}:
             self.writer.retire(owner)
 
     def retire_remembered(self, pool: int, pools: int, waiting: Iterable[EndpointSpec]) -> None:
         """Retires the ids that no endpoint will take, once discovery of `pool` is complete: of this pool, and of pools that are gone.
 
-        `pools`: how many there are. `waiting`: endpoints that wait for a slot.
+        `pools`: the number of pools. `waiting`: endpoints that wait for a slot.
         """
         if not self.remembered:
             return
@@ -48,7 +48,7 @@ class IndexOwners:
 
 
 class Slots:
-    """The slots and owner ids of one table. `full`: why the last endpoint that asked got no slot."""
+    """The slots and owner ids of one table. `full`: why the last request for a slot was refused."""
 
     def __init__(self, table: TableWriter, index: IndexOwners, slot_inflight: Callable[[int], int]) -> None:
         self._table = table
@@ -58,7 +58,9 @@ class Slots:
         self.full = ""
 
     def take_over(self, predecessor: Sequence[EndpointRecord], copy: TableCopy | None) -> None:
-        """Takes over the records of a predecessor and a copy of its table. Releases what neither they nor the snapshot name."""
+        """Takes over the records of a predecessor and a copy of its table. Releases slots and ids that neither these records nor the
+        snapshot name.
+        """
         taken = set(self._table.taken())
         for record in predecessor:
             handle = Handle(record.slot, record.generation)
@@ -76,11 +78,14 @@ class Slots:
         return [record for record, _, _ in self._inherited.values()]
 
     def inherit(self, spec: EndpointSpec) -> tuple[EndpointRecord, State, bool] | None:
-        """Returns the predecessor's record of an endpoint, its state, and whether it was down. None: the predecessor did not have it."""
+        """Returns the predecessor's record of an endpoint, its state, and whether it was down. Returns None if the predecessor did not have
+        the endpoint.
+        """
         return self._inherited.pop((spec.pool, records.identity_of(spec)), None)
 
     def take(self, spec: EndpointSpec, members: int) -> tuple[Handle, int, bool] | None:
-        """Takes a slot for an endpoint. Returns its handle, its owner id, and whether this id is new. None: `full` says why.
+        """Takes a slot for an endpoint. Returns its handle, its owner id, and whether this id is new. Returns None without a free slot or
+        id; `full` has the reason.
 
         `members`: how many endpoints have slots.
         """

@@ -40,7 +40,7 @@ class RefusedSnapshot(Exception):
 
 
 def append(descriptor: int, parts: Sequence[bytes | memoryview], checksum: int) -> int:
-    """Writes the parts to the file. Returns the CRC-32 of everything so far. `checksum`: the CRC-32 of what was written before."""
+    """Writes the parts to the file. Returns the CRC-32 of everything so far. `checksum`: the CRC-32 of all earlier bytes."""
     for part in parts:
         checksum = crc32(part, checksum)
         left = memoryview(part).cast("B")
@@ -96,9 +96,9 @@ def age(written_at: float, now: float) -> float:
 class Snapshot:
     """The snapshot file of one kind. Checks the header, and logs failures.
 
-    `name` says in log lines what the file keeps. `header` begins with magic and version; `present` returns the values that a file of this
-    picker has. `faults`: the other values that must be the same, in the order of the comparison: the number of the value, and the reason of
-    a refusal. A reason may contain {0}, the value in the file, and {1}, that of this picker.
+    `name` names the content of the file in log lines. `header` begins with magic and version; `present` returns the values for a file of
+    this picker. `faults`: the other values that must be the same, in the order of the comparison: the number of the value, and the reason
+    of a refusal. A reason may contain {0}, the value in the file, and {1}, the value of this picker.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class Snapshot:
             os.close(descriptor)
 
     def loaded(self, load: Callable[[], T]) -> T | None:
-        """Returns what `load` returns. Returns None if there is no file; also if it cannot be used, and then logs why."""
+        """Returns the result of `load`. Returns None without a file. If the file cannot be used, logs the reason and returns None."""
         try:
             return load()
         except FileNotFoundError:

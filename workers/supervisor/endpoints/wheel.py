@@ -14,8 +14,8 @@ from workers.supervisor.endpoints.http_client import Attempt, Connected, get_req
 
 Address: TypeAlias = tuple[str, int]  # host and port
 FLOOD_PAUSE_S: Final = 1.0
-# A page that takes long to parse is scraped less often, so that the other pages get their time.
-# Shorter pages are not measured, because reading the CPU clock twice takes 1.5 us of a scrape's 50.
+# A page that is slow to parse is scraped less often, so that the other pages get their time. Shorter pages are not measured, because
+# reading the CPU clock twice takes 1.5 us of a scrape's 50.
 LARGE_PAGE_BYTES: Final = 1 << 17
 COSTLY_S: Final = 0.02
 COSTLY_PAUSE: Final = 10.0  # the pause is this multiple of the page's CPU time, up to FLOOD_PAUSE_S
@@ -27,7 +27,7 @@ SPREAD: Final = 0.618  # distance between a bucket and the next one to be filled
 
 
 class Scrapes(Protocol):
-    """The owner of a target: it gets what happens on the connection."""
+    """The owner of a target, which gets the events of the connection."""
 
     pacing: Pacing
     port: int | None
@@ -60,23 +60,23 @@ class Target:
         self.connection: Connected | None = None
         self.attempt: Attempt | None = None
         self.began = -1.0
-        self.asks = False  # whether what began asks for a page; else it only opens the connection
+        self.asks = False  # whether the present attempt asks for a page; otherwise it only opens the connection
         self.keeps = False  # whether the server keeps connections after an answer
         self.inflight = 0
         self.not_before = 0.0
         self.refusals = 0
         self.retried = False
         self.seconds = -1.0  # duration of the last scrape, good or failed
-        self.problems: Mapping[str, str] = NONE  # what could not be read of the last page that was taken
+        self.problems: Mapping[str, str] = NONE  # unreadable values of the last accepted page
         self.refusal: str | None = None  # why the page was refused, while the own address is tried
         self.move(address, server, own)
 
     def waits(self, now: float) -> bool:
-        """Returns whether no page is missing: one is under way, or the next one is not due yet."""
+        """Returns whether no page is missing: a page is under way, or the next page is not due yet."""
         return self.began >= 0.0 or self.pace.waits(now)
 
     def read(self, page: bytes, now: float, spent: Callable[[], float]) -> Extracted:
-        """Parses a page. After one that takes long, the next scrape comes later. Raises ExtractError.
+        """Parses a page. After a slow page, the next scrape comes later. Raises ExtractError.
 
         `spent` returns the CPU time of the thread in seconds.
         """
@@ -112,7 +112,9 @@ class Target:
 
 
 class Wheel:
-    """Says which endpoints have their turn. `tick_s`, `round_s`: the time of one tick and of all. `turns`: the ticks until now."""
+    """Says which endpoints have their turn. `tick_s`, `round_s`: the time of one tick and of all ticks of a round. `turns`: the ticks until
+    now.
+    """
 
     def __init__(self, interval_s: float) -> None:
         self.tick_s = min(max(interval_s / TICKS_PER_INTERVAL, TICK_S_MIN), TICK_S_MAX)
@@ -127,7 +129,7 @@ class Wheel:
         return [target for bucket in self._buckets for target in bucket]
 
     def costs(self) -> list[float]:
-        """Returns what a page costs each server, in seconds, without servers of which no page was read."""
+        """Returns the cost of a page for each server in seconds, without servers whose pages were never read."""
         return [target.pace.cost_s for target in self.targets() if target.pace.cost_s]
 
     def add(self, target: Target) -> None:
@@ -138,7 +140,7 @@ class Wheel:
         target.bucket[target] = None
 
     def turn(self, turns: int) -> list[Target]:
-        """Turns up to tick number `turns`. Returns the endpoints that have their turn then: each once, even if it has missed turns."""
+        """Turns up to tick number `turns`. Returns the endpoints that have their turn, each once, even after missed turns."""
         buckets = self._buckets
         numbers = range(max(self.turns, turns - len(buckets)), turns)
         self.turns = max(turns, self.turns)
@@ -147,7 +149,7 @@ class Wheel:
     def ticks_to_wait(self, most: int) -> int:
         """Returns the number of ticks until the next turn of a bucket with a busy endpoint, at most `most`.
 
-        Endpoints that rest have time: a few ticks late are little against the time between their pages. So an idle pool seldom wakes up.
+        For resting endpoints, a delay of a few ticks is short compared with the time between their pages. So an idle pool seldom wakes up.
         """
         for ticks in range(1, most):
             if not all(target.pace.rests for target in self._buckets[(self.turns + ticks - 1) % len(self._buckets)]):

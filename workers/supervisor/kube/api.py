@@ -4,13 +4,13 @@
     request     ─▶ bytes of the answer, or ApiError (the server answered with an error), or Unreachable (no complete answer)
     lines       ─▶ an empty item when the watch has begun, then one JSON event per item, until the server ends it
 
-- Credentials that expire are loaded again: once when the server answers 401 or when TLS fails, and at most every `RENEW_EVERY_S`.
-  A pod's token is read again every minute.
+- Expired credentials are loaded again: once when the server answers 401 or when TLS fails, and at most every `RENEW_EVERY_S`. A pod's token
+  is read again every minute.
 - Bodies are bytes: the caller encodes and decodes them, with msgspec.
 - Only the first request needs kubernetes_asyncio (extra `k8s`), which takes some 20 MiB. A picker that follows Kubernetes imports it
   before the fork.
 
-What this does not do: retry, back off, or interpret a watch (`reflect` does).
+This module does not retry, back off, or interpret a watch (`reflect` does).
 """
 
 import asyncio
@@ -63,7 +63,9 @@ class Resource(NamedTuple):
 
 
 def ready_to_connect(environ: Mapping[str, str]) -> None:
-    """Checks at start that the client library is installed and that a server is known. Raises ValueError with what is missing."""
+    """Checks at start that the client library is installed and that a server is known. Raises ValueError, whose text names the missing
+    part.
+    """
     if importlib.util.find_spec(CLIENT) is None:
         raise ValueError(NO_EXTRA)
     kubeconfig_files(environ)
@@ -157,11 +159,11 @@ class Api:
                         raise _error(response, answer, "watch", path)
         except _failures() as failure:
             raise self._unreachable(failure, f"no answer to a watch of {path}") from failure
-        rest = bytearray()  # an event that has not come completely; it may come byte by byte
+        rest = bytearray()  # an incomplete event; it may arrive byte by byte
         try:
             yield b""
             loop = asyncio.get_running_loop()
-            event_at = loop.time()  # when the last complete event came; a part of an event does not count
+            event_at = loop.time()  # when the last complete event arrived; parts of events do not count
             while True:
                 async with asyncio.timeout_at(event_at + idle_s):
                     chunk = await response.content.readany()

@@ -1,10 +1,10 @@
 """Checks at start that the credentials for the API server can work at all: the kubeconfig, or the pod's service account.
 
 Otherwise a wrong file would look as if the API server were away: the picker would wait for ever. The client library reads the same files
-later, after the fork, and says less about them. Several kubeconfig files are merged as it does: of contexts, clusters and users with one
-name, the first counts, and of `current-context` the last.
+later, after the fork, with less precise errors. Several kubeconfig files are merged as in the library: for contexts, clusters and users
+with one name, the first counts, and for `current-context` the last.
 
-What this does not do: send a request, run an exec plugin, or check what expires. All that may be repaired while the picker runs.
+This module does not send requests, run exec plugins, or check expiry times, because these may be repaired while the picker runs.
 """
 
 import base64
@@ -102,7 +102,7 @@ def _named(document: Mappings, part: str, path: str) -> Iterator[tuple[str, Mapp
 
 
 def _referred(path: str, current: str, context: Mappings, part: str, known: Mapping[str, tuple[str, Mappings]]) -> tuple[str, Mappings]:
-    """Returns file and value of what the context names as its cluster or user."""
+    """Returns file and value of the cluster or user that the context names."""
     name = context.get(part)
     if name is None or str(name) not in known:
         told = f"names no {part}" if name is None else f"names the {part} '{name}', which is not among the {part}s"
@@ -128,14 +128,14 @@ def _check_tls(cluster: Mappings, user: Mappings, path: str) -> None:
 
 
 class _Pem(NamedTuple):
-    """The content of a file with a certificate or a key, and where it stands."""
+    """The content of a certificate or key, and its place."""
 
     where: str
     text: bytes
 
 
 def _pem(holder: Mappings, name: str, path: str) -> _Pem | None:
-    """Returns a certificate or key; None if there is none. Its data count before its file."""
+    """Returns a certificate or key, or None. Inline data count before a file."""
     if data := holder.get(f"{name}-data"):
         try:
             return _Pem(f"{path}: {name}-data", base64.b64decode(str(data), validate=True))
@@ -148,7 +148,7 @@ def _pem(holder: Mappings, name: str, path: str) -> _Pem | None:
 
 
 def _beside(path: str, file: object) -> str:
-    """Returns the path of a file that a kubeconfig names, which may be relative to that of the kubeconfig."""
+    """Returns the path of a file that a kubeconfig names, which may be relative to the path of the kubeconfig."""
     return os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(path)), str(file)))
 
 

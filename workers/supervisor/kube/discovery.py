@@ -7,12 +7,12 @@
   pool needs no further list. A pool whose InferencePool does not exist has no endpoints. This changes nothing for the other pools.
 - For the only pool of a picker, the API server selects the InferencePool by name, and the pods by the selector. So pods are listed after
   the pool is known, and pods that only a new selector matches come with its first list. The picker is not ready without this pool.
-- A new selector or new ports apply at once to the pods that are known. The picker also checks every pod against the selector, whatever the
-  API server sends.
+- A new selector or new ports apply at once to the known pods. The picker also checks every pod against the selector, whatever the API
+  server sends.
 - `apply` is first called when the first list of pods is complete: until then the endpoints of a predecessor stay.
 - `state_changed` is called with the reason why the picker is not ready ("" if it is ready), but only after the server has answered.
 
-What this does not do: list and watch (`reflect` does), or assign slots (`endpoints` does).
+This module does not list and watch (`reflect` does), and does not assign slots (`endpoints` does).
 """
 
 import asyncio
@@ -42,10 +42,10 @@ Specs = dict[str, tuple[EndpointSpec, ...]]  # by the name of the pod; without p
 
 
 class WantedPools(NamedTuple):
-    """Says which endpoints to follow in a namespace: those of the pools with these numbers.
+    """Says which endpoints to follow in a namespace: the endpoints of the pools with these numbers.
 
     `asks`: whether InferencePools are followed. `only`: the name of the InferencePool of a picker that has one pool, "" if flags describe
-    this pool; None: the picker has several pools.
+    this pool; None if the picker has several pools.
     """
 
     namespace: str
@@ -55,13 +55,15 @@ class WantedPools(NamedTuple):
 
 
 def fixed_pool(options: "Options") -> InferencePool | None:
-    """Returns the pool that flags or a file describe by a selector and ports; None if they name an InferencePool. They must be valid."""
+    """Returns the pool that flags or a file describe by a selector and ports; None if they name an InferencePool. The flags must be
+    valid.
+    """
     selector = options.endpoint_selector
     return InferencePool(parse(selector), options.endpoint_target_ports) if selector else None
 
 
 class Selecting:
-    """Finds the pools that may select a pod, without a look at every pool: by one label of each selector."""
+    """Finds the pools that may select a pod without checking every pool: by one label of each selector."""
 
     def __init__(self, pools: Iterable[tuple[int, Selector]]) -> None:
         self._by_label: dict[tuple[str, str], list[int]] = {}
@@ -75,12 +77,12 @@ class Selecting:
                 self._by_label.setdefault((term.key, value), []).append(number)
 
     def of(self, pod: Pod) -> list[int]:
-        """Returns the numbers of all pools that select the pod, and perhaps of some that do not."""
+        """Returns the numbers of all pools that select the pod, and perhaps of some other pools."""
         return [*self._others, *(number for label in pod.labels for number in self._by_label.get(label, ()))]
 
 
 class KubernetesDiscovery:
-    """Follows the pods and the InferencePools of one namespace for all pools there. `pools`: the present ones by number."""
+    """Follows the pods and the InferencePools of one namespace for all its pools. `pools`: the present InferencePools by number."""
 
     def __init__(
         self,
@@ -95,9 +97,9 @@ class KubernetesDiscovery:
     ) -> None:
         """`reflector` creates a Reflector of a resource, with the other arguments that are the same for all.
 
-        `choose` takes the InferencePools by name, and returns that of each pool number; pools that flags describe are among them.
+        `choose` takes the InferencePools by name, and returns the InferencePool of each pool number, including pools that flags describe.
         `apply` gets all endpoints of one pool and its number, and `state_changed` gets each new value of `missing()`. `mismatch(pool)`
-        returns why the configured parsers do not fit the only pool; "" if they do. `successor`: whether a predecessor knew endpoints.
+        returns why the configured parsers do not fit the only pool, or "". `successor`: whether a predecessor knew endpoints.
         """
         self.pools: Mapping[int, InferencePool] = {}
         self._reflector = reflector
@@ -109,13 +111,13 @@ class KubernetesDiscovery:
         self._successor = successor
         self._objects: Reflector[InferencePool] | None = None
         self._pods: Reflector[Pod] | None = None
-        self._following: asyncio.Task[None] | None = None  # of the pods
+        self._following: asyncio.Task[None] | None = None  # follows the pods
         self._seen = NO_PODS  # the pods of the last reflector that has listed them
         self._listed = False  # whether the pods of the present pools were listed
         self._selecting = Selecting(())
         self._specs: dict[int, Specs] = {}
         self._in: dict[str, list[int]] = {}  # name of a pod -> the pools that have endpoints of it
-        self._changed = set(wanted.numbers)  # all, because the endpoints of a predecessor go even if there are none now
+        self._changed = set(wanted.numbers)  # all pools, so that a predecessor's endpoints are removed even without new endpoints
         self._batches = Batches(self._apply_changed)
         self._reported: str | None = None  # the last state that was reported
         self._group: asyncio.TaskGroup
@@ -135,7 +137,7 @@ class KubernetesDiscovery:
             self._batches.cancel()
 
     def missing(self) -> str:
-        """Returns what is missing before the picker can be ready; "" if nothing is. Of several pools, none has to exist."""
+        """Returns what is missing before the picker can be ready, or "". With several pools, no pool must exist."""
         namespace, only, objects, pods = self._wanted.namespace, self._wanted.only, self._objects, self._pods
         if only is not None and not self.pools:
             return f"InferencePool '{only}' in namespace {namespace} is not known: {self.unread(only)}"
@@ -158,7 +160,7 @@ class KubernetesDiscovery:
         return objects.problem or ("there is none" if objects.synced else "no answer yet")
 
     def apply_all(self) -> None:
-        """Applies the endpoints of all pools with the next ones, because the table may have lost some."""
+        """Applies the endpoints of all pools with the next batch, because the table may have lost some."""
         self._changed |= self.pools.keys()
 
     def _pool_reflector(self) -> Reflector[InferencePool]:
@@ -235,7 +237,7 @@ class KubernetesDiscovery:
             self._changed.add(number)
 
     def _derive(self, pod: Pod, numbers: Iterable[int]) -> None:
-        """Adds the endpoints of a pod to these pools, as far as they select it."""
+        """Adds the endpoints of a pod to these pools, if they select the pod."""
         for number in numbers:
             pool = self.pools[number]
             if specs := specs_of(pod, pool.selector, pool.ports, number):
@@ -256,7 +258,7 @@ class KubernetesDiscovery:
 
 
 class Batches:
-    """Applies changes in batches, and pauses between two of them, because each is also work for the workers."""
+    """Applies changes in batches, and pauses between two of them, because each batch is also work for the workers."""
 
     def __init__(self, apply: Callable[[], None]) -> None:
         """`apply` applies all changes so far."""
@@ -280,12 +282,12 @@ class Batches:
         self._free_at = loop.time() + APPLY_SHARE * (loop.time() - began)
 
     def cancel(self) -> None:
-        """Forgets that something is due."""
+        """Cancels the next batch."""
         if self._due is not None:
             self._due.cancel()
             self._due = None
 
 
 def _derived_from(pool: InferencePool | None) -> tuple[object, ...]:
-    """Returns that of which endpoints are derived."""
+    """Returns the parts of a pool that determine its endpoints."""
     return () if pool is None else (pool.selector, pool.ports)

@@ -46,8 +46,8 @@ TIMES: Final = Times()
 class Lease(NamedTuple):
     """The record of a lease.
 
-    `version`: as the server gave it; "" if the server has no record. `promised_s`: how long the holder promises to hold the lease after
-    each renewal, in seconds. `acquired` and `renewed`: wall time, for people only.
+    `version`: the version on the server, or "" without a record. `promised_s`: how long the holder promises to hold the lease after each
+    renewal, in seconds. `acquired` and `renewed`: wall time, for people only.
     """
 
     version: str = ""
@@ -90,7 +90,7 @@ class Election:
     def __init__(
         self, identity: str, times: Times = TIMES, *, leads_until: float = NEVER, random: Callable[[], float] = lambda: 0.0
     ) -> None:
-        """`leads_until`: the time until which a predecessor with the same identity leads; NEVER if it does not.
+        """`leads_until`: the time until which a predecessor with the same identity leads; NEVER if the predecessor does not lead.
 
         `random`: returns numbers from 0 to 1, for the jitter.
         """
@@ -100,7 +100,7 @@ class Election:
         self._random = random
         self._seen: Lease | None = None  # None before the first read
         self._changed_at = NEVER  # when this picker last saw the record change
-        self._current = False  # whether `_seen` is what the server had when it last answered
+        self._current = False  # whether `_seen` is the record of the server's last answer
         self._not_before = NEVER  # the earliest time of the next action
         self._look_at = NEVER  # when to read another picker's lease again
         self._resigned = False
@@ -137,7 +137,7 @@ class Election:
         return Wait(min(free_at, self._look_at)) if now < self._look_at else Read()
 
     def saw(self, lease: Lease | None, now: float) -> None:
-        """Records that the server answered a read with `lease`; None: there is no such lease."""
+        """Records that the server answered a read with `lease`, or None if there is no such lease."""
         if lease is None:
             lease = self._vanished()
         if self._seen is None or lease._replace(version="") != self._seen._replace(version=""):

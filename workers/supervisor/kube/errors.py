@@ -15,8 +15,8 @@ class Unreachable(Exception):
 class ApiError(Exception):
     """Raised if the server answers with an error.
 
-    `verb`: the verb of Kubernetes (get, list, watch, create, ...). `path`: the path of the request.
-    `retry_after_s`: the pause that the server asked for, in seconds; 0 if it asked for none.
+    `verb`: the verb of Kubernetes (get, list, watch, create, ...). `path`: the path of the request. `retry_after_s`: the pause that the
+    server asked for, in seconds, or 0.
     """
 
     def __init__(self, status: int, reason: str, message: str, verb: str, path: str, *, retry_after_s: float = 0.0) -> None:
@@ -50,7 +50,9 @@ decode_status = msgspec.json.Decoder(ApiStatus).decode
 
 
 class Access(NamedTuple):
-    """The access that a request needs, in the terms of Kubernetes RBAC. `name`: of the only object that is needed; "": all of them."""
+    """The access that a request needs, in the terms of Kubernetes RBAC. `name`: the name of the only object that the request needs; ""
+    means all objects.
+    """
 
     verb: str
     group: str

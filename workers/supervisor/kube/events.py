@@ -1,7 +1,7 @@
-"""Creates events on the InferencePool, so that `kubectl describe inferencepool` says what became of a change of the configuration.
+"""Creates events on the InferencePool, so that `kubectl describe inferencepool` shows the outcome of a change of the configuration.
 
-Each event is one POST. An event that cannot be stored is dropped, because the log and the metrics say the same. A picker that may not
-create events says so once in the log, and creates none from then on.
+Each event is one POST. An event that cannot be stored is dropped, because the log and the metrics say the same. A picker without the
+permission logs this once, and creates no further events.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ class PoolEvents:
         report: Callable[..., None],
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """`reporter`: the name of this replica. `uid` returns the UID of the pool; "" while it is not known."""
+        """`reporter`: the name of this replica. `uid` returns the UID of the pool, or "" while it is not known."""
         self._namespace = namespace
         self._pool = pool
         self._reporter = reporter
@@ -82,7 +82,7 @@ class PoolEvents:
         self._some.set()
 
     async def run(self, server: Api) -> None:
-        """Sends events until it is cancelled, or until the API server says that this picker may send none."""
+        """Sends events until it is cancelled, or until the API server refuses events of this picker."""
         path = Resource("", "v1", "events", self._namespace).path
         while True:
             await self._some.wait()
@@ -101,7 +101,7 @@ class PoolEvents:
 class ReloadEvents:
     """Tells how each change of the configuration ended, once, as an event on the pool.
 
-    The state that it finds when it is created causes no event: a predecessor has told it already, or nothing was reloaded yet.
+    The state at its creation causes no event: a predecessor has reported it already, or there was no reload yet.
     """
 
     def __init__(self, read: Callable[[], ReloadStatus | None], events: PoolEvents) -> None:

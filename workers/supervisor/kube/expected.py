@@ -15,28 +15,28 @@ log = structlog.get_logger()
 
 
 class ExpectedPools:
-    """Chooses the InferencePool of each pool. Of several pools, reports once what is not as expected."""
+    """Chooses the InferencePool of each pool. With several pools, reports each difference from the expectations once."""
 
     def __init__(self, pools: Callable[[], Sequence[Instance]], report: Callable[..., None]) -> None:
-        """`pools` returns those of one namespace. Pools without a name are empty places."""
+        """`pools` returns the pools of one namespace. Pools without a name are empty places."""
         self._pools = pools
         self._report = report
         self._fixed = {pool.pool or 0: fixed for pool in pools() if (fixed := fixed_pool(pool.options)) is not None}
         self._said: dict[str, str] = {}
 
     def choose(self, known: Mapping[str, InferencePool]) -> Mapping[int, InferencePool]:
-        """Returns the InferencePool of each pool that has one. `known`: all of the namespace, by name."""
+        """Returns the InferencePool of each pool that has one. `known`: all InferencePools of the namespace, by name."""
         named = {pool.pool or 0: self.name_of(pool) for pool in self._pools()}
         return self._fixed | {number: known[name] for number, name in named.items() if name in known}
 
     def name_of(self, pool: Instance) -> str:
-        """Returns the name of the InferencePool that a pool expects; "" if it expects none."""
+        """Returns the name of the InferencePool that a pool expects, or ""."""
         if pool.options.endpoint_selector:
             return ""
         return pool.kube.name if pool.kube is not None else pool.options.pool_name
 
     def look(self, chosen: Mapping[int, InferencePool], unread: Callable[[str], str]) -> None:
-        """Reports what has become different. `unread` returns why there is no InferencePool of a name."""
+        """Reports new differences. `unread` returns why there is no InferencePool of a name."""
         before, self._said = self._said, {}
         for pool in self._pools():
             name = pool.options.pool_name

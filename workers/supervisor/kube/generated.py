@@ -31,7 +31,7 @@ class _Finder(MetaPathFinder, Loader):
         return _Empty(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Does nothing: the module is empty."""
+        """Does nothing, because the module is empty."""
 
 
 @contextlib.contextmanager

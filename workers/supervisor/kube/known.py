@@ -1,8 +1,8 @@
-"""What a picker knows of one resource: its objects, as of one version of the API server's history. No I/O.
+"""Keeps the known objects of one resource, as of one version of the API server's history. Does no I/O.
 
 - A known object stays known until the server deletes it: no failure of any kind removes an object.
-- A list that is suddenly empty does not count at once. The known objects stay for `HOLD_S`, while deletes in the watch still count.
-  Then the resource is listed again, and that list counts. The same holds for a first list if a predecessor knew objects (`expects`).
+- A list that is suddenly empty does not count at once. The known objects stay for `HOLD_S`, while deletes in the watch still count. Then
+  the resource is listed again, and the new list counts. The same holds for a first list if a predecessor knew objects (`expects`).
 - An object of another namespace, kind or API version, or with an impossible name, is reported once an hour and changes nothing.
 """
 
@@ -20,9 +20,9 @@ from workers.supervisor.kube.errors import ApiError, decode_status
 
 OBJECTS_MAX: Final = 65_536
 NAME_CHARS_MAX: Final = 253
-VERSION_CHARS_MAX: Final = 128  # the longest resource version; those of etcd have up to 19 digits
+VERSION_CHARS_MAX: Final = 128  # the longest resource version; versions of etcd have up to 19 digits
 SHOWN_CHARS: Final = 128  # how much of a text from the server appears in a report
-REPORTED_MAX: Final = 20  # reports of one event about objects within REPORTED_S
+REPORTED_MAX: Final = 20  # the limit of reports of one event about objects within REPORTED_S
 REPORTED_S: Final = 3600.0
 T = TypeVar("T")
 
@@ -155,7 +155,7 @@ class Known(Generic[T]):
 
     @property
     def has_objects(self) -> bool:
-        """Whether objects are known, to this process or to its predecessor. If so, an empty list needs a confirmation."""
+        """Whether this process or its predecessor knows objects. If so, an empty list needs a confirmation."""
         return bool(self.objects) or self._expects
 
     def _decoded(self, name: str, item: bytes | msgspec.Raw) -> T | None:
@@ -170,7 +170,7 @@ class Known(Generic[T]):
             return self.objects.get(name)
 
     def _is_foreign(self, given: _Object) -> bool:
-        """Returns whether this object does not belong to the resource, and reports it. Servers may omit kind, API version and namespace."""
+        """Returns whether this is an object of another resource, and reports it. Servers may omit kind, API version and namespace."""
         resource, metadata = self._resource, given.metadata
         version = f"{resource.group}/{resource.version}".removeprefix("/")
         if metadata.namespace not in ("", resource.namespace):

@@ -110,7 +110,7 @@ class Candidacy:
         return {self.name: lambda: self.leads}
 
     def missing(self) -> str:
-        """Returns why this picker does not lead; "" if it leads."""
+        """Returns why this picker does not lead, or ""."""
         if self.leads:
             return ""
         if self._resigned:

@@ -6,12 +6,12 @@
   Kubernetes keeps its own files there in mounted directories. A list (`kind: List`, or a list of these kinds) counts as its items.
 - Objects have the same meaning as those of an API server (`object_kinds`). An object that is given twice in one API group is a fault.
   The namespace is ignored, because the directory belongs to this picker.
-- A picker of several pools gets the objects of each.
+- A picker of several pools gets the objects of each pool.
 - At start, a bad file is refused with all faults at once, each with file and line. Later, the last good objects of a bad file stay, and
   each new fault is reported.
 - Objects of other kinds are reported once per kind.
 
-What this does not do: watch the directory, or apply objectives and rewrites to requests.
+This module does not watch the directory, and does not apply objectives and rewrites to requests.
 """
 
 import os
@@ -76,12 +76,12 @@ class Folder:
     def __init__(
         self, path: str, report: Callable[..., None], pools: Sequence[PoolName] | None = None, *, only: PoolName = ANY_POOL
     ) -> None:
-        """`pools`: the names of several pools. `only`: that of the only pool, if `pools` is None."""
+        """`pools`: the names of several pools. `only`: the name of the only pool, if `pools` is None."""
         self.path = path
         self.pools = pools
         self._only = only
         self._report = report
-        self._objects: Sequence[Object] = ()  # the good ones of the last reading
+        self._objects: Sequence[Object] = ()  # the good objects of the last reading
         self._texts: dict[str, bytes] = {}
         self._good: dict[str, list[Object]] = {}
         self._reported: frozenset[str] = frozenset()
@@ -119,7 +119,7 @@ class Folder:
         return found
 
     def split(self, pools: Sequence[PoolName]) -> Sequence[Found]:
-        """Takes other pools, and returns their objects as the directory was read last."""
+        """Switches to other pools, and returns their objects from the last reading of the directory."""
         self.pools = pools
         return self._by_pool([])
 
@@ -153,7 +153,7 @@ class Folder:
         return self._by_pool(faults)
 
     def _by_pool(self, faults: list[str]) -> Sequence[Found]:
-        """Returns the objects that count. Adds what is wrong between them to `faults`."""
+        """Returns the objects of each pool. Adds conflicts between objects to `faults`."""
         twice: list[Remark] = []
         if self.pools is None:
             found = [by_name(self._objects, self._only, once=self._once, faults=twice)]

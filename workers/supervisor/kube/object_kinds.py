@@ -5,16 +5,16 @@
     Found of the directory and of the API ─ merge ─▶ Objects                      what applies to requests
 
 - Kind and name identify an object. If both API groups have it, the newer group wins.
-- If the pool has a name, `poolRef` must equal the name and group of the pool; its kind is ignored. An object of another pool is left
-  out. In a directory, `poolRef` may also be a list of pools, and an object without `poolRef` belongs to all pools of the picker; the API
-  server accepts no such objects.
-- If the directory and the API have an object of the same kind and name, that of the directory counts: the directory belongs to this picker
-  alone, and is readable while the API server is away.
-- `creationTimestamp` gives the age of a rewrite. In files it may be missing: then the rewrite counts as older than all that have one.
-  Among rewrites of the same age, and among those without a time, the directory comes before the API. Within the directory, the order is
-  that of file names and of positions in the file; within the API, that of names.
+- If the pool has a name, `poolRef` must equal the name and group of the pool; its kind is ignored. An object of another pool is ignored. In
+  a directory, `poolRef` may also be a list of pools, and an object without `poolRef` is for all pools of the picker; the API server accepts
+  no such objects.
+- If the directory and the API have an object of the same kind and name, the object of the directory counts, because the directory is for
+  this picker alone, and is readable while the API server is away.
+- `creationTimestamp` gives the age of a rewrite. In files it may be missing: then the rewrite counts as older than all rewrites with a
+  time. Among rewrites of the same age, and among rewrites without a time, the directory comes before the API. The directory is ordered by
+  file names and positions in the file, the API by names.
 
-What this does not do: read files, send requests to an API server, or choose a rule (`epp.request.model_rewrite` does).
+This module does not read files, send requests to an API server, or choose a rule (`epp.request.model_rewrite` does).
 """
 
 import datetime
@@ -58,13 +58,13 @@ class PoolName(NamedTuple):
 class Objective(NamedTuple):
     """The priority of the requests that name this objective. `place`: as in Remark.
 
-    `remarks`: warnings about what is allowed, but probably a mistake.
+    `remarks`: warnings about allowed values that are probably mistakes.
     """
 
     name: str
     priority: int
     group: int  # index in GROUPS
-    pools: tuple[PoolName, ...]  # (): all
+    pools: tuple[PoolName, ...]  # (): all pools
     place: str
     remarks: tuple[str, ...] = ()
     kind: str = OBJECTIVE
@@ -105,7 +105,7 @@ class Remark(NamedTuple):
 class Objects(NamedTuple):
     """The objects that apply to requests: priorities by the name of the objective, and rewrites.
 
-    The order of the rewrites decides among those of the same age.
+    The order of the rewrites decides among rewrites of the same age.
     """
 
     priorities: Mapping[str, int] = {}
@@ -204,7 +204,7 @@ def _rule(node: Node, where: str) -> Rule:
 
 
 def _model(match: Node, where: str) -> str:
-    """Returns the model that a match names; "" if it names none."""
+    """Returns the model that a match names, or ""."""
     if not isinstance(match.value, dict):
         raise Fault(match.line, f"{where}: a match is a mapping with the field model")
     model = child(match, "model")
@@ -279,7 +279,7 @@ def _line(node: Node, key: str) -> int:
 
 
 def by_name(objects: Iterable[Object], pool: PoolName, *, once: Callable[[Remark], None], faults: list[Remark]) -> Found:
-    """Returns the objects of a source that belong to this pool, in the order of the source, without duplicates.
+    """Returns the objects of a source for this pool, in the order of the source, without duplicates.
 
     Calls `once` with a remark for each object of another pool, and with the remarks of all objects that it returns. Adds duplicates, and
     objects beyond the limit, to `faults`.
@@ -308,7 +308,7 @@ def by_name(objects: Iterable[Object], pool: PoolName, *, once: Callable[[Remark
 
 
 def by_pool(objects: Sequence[Object], pools: Sequence[PoolName], *, once: Callable[[Remark], None], faults: list[Remark]) -> list[Found]:
-    """Returns what `by_name` does, for each of several pools. An object of none of these pools is left out, with a remark.
+    """Does the same as `by_name` for each of several pools. Ignores an object of other pools, with a remark.
 
     Pools without objects of their own share the mappings.
     """
@@ -354,7 +354,7 @@ def merge(directory: Found, api: Found, once: Callable[[Remark], None]) -> Objec
 
 
 class Once:
-    """Reports each remark once, and at most REPORTED_MAX remarks. Remarks with the same key count as the same one.
+    """Reports each remark once, and at most REPORTED_MAX remarks. Remarks with the same key count as one remark.
 
     The default key is the text, so the same text about two places is reported once.
     """

@@ -2,18 +2,18 @@
 
     four Reflectors (two kinds, two groups) ─▶ objects of each pool ─ by_name ─▶ Found ─ changed ─▶ ObjectsWatch of the pool
 
-- An object means the same as in a file (`object_kinds`): the same code reads it, as a tree of nodes.
+- An object has the same meaning as in a file (`object_kinds`): the same code reads it, as a tree of nodes.
 - Only objects whose `poolRef` equals name and group of a pool count, for this pool. Objects of other pools are ignored without a report.
 - A bad object is reported once, by the reflector that decodes it, and its last good state stays. An object that is being deleted
   counts as gone.
-- A kind that is not installed has no objects; if it is installed later, it is followed. If both groups have an object of one name, that of
-  the newer group counts. Other objects of the older group stay. The use of the older group is reported once per kind.
+- A kind that is not installed has no objects; if it is installed later, it is followed. If both groups have an object of one name, the
+  object of the newer group counts. Other objects of the older group stay. The use of the older group is reported once per kind.
 - `changed` gets all objects `NOTIFY_S` after a change, so that changes in this time come together. The objects are complete when every
   list has arrived or was refused by a server that answers (a missing role for one kind does not delay the others).
 - A new picker is not ready before the objects are complete, so that no request goes to a server under the wrong model name. It waits for
   `WAIT_S` at most, because one kind that can never be listed must not stop all requests.
 
-What this does not do: list or watch (`reflect` does), or publish anything.
+This module does not list or watch (`reflect` does), and does not publish.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ WAIT_S: Final = 30.0
 DEPTH_MAX: Final = 32
 NEWEST: Final = 0  # the index of the newest group in GROUPS
 
-Seen = tuple[Object, ...]  # one object, or none if the object is being deleted
+Seen = tuple[Object, ...]  # one object, or empty if the object is being deleted
 
 
 class _Metadata(msgspec.Struct):
@@ -111,7 +111,7 @@ class KubeObjects:
         outage: Outage,
         expects: Collection[str] = (),
     ) -> None:
-        """`changed`: what is called for each pool, with all its objects, and with whether they are complete.
+        """`changed`: the function to call for each pool, with all its objects, and with whether they are complete.
 
         `expects`: the kinds of which a predecessor knew objects. An empty list of such a kind counts only after HOLD_S.
         """
@@ -138,7 +138,7 @@ class KubeObjects:
         ]
 
     def missing(self) -> str:
-        """Returns what a new picker should wait for; "" if there is nothing, or if it has waited for WAIT_S."""
+        """Returns what a new picker should wait for, or "", also after it has waited for WAIT_S."""
         if self._begun_at is None or asyncio.get_running_loop().time() < self._begun_at + WAIT_S:
             for reflector in self._unlisted():
                 return f"{reflector.resource} were not listed yet: {reflector.problem or 'no answer yet'}"
@@ -161,7 +161,7 @@ class KubeObjects:
                     timer.cancel()
 
     def notify_soon(self) -> None:
-        """Calls `changed` for all pools in a moment."""
+        """Calls `changed` for all pools after NOTIFY_S."""
         if self._notifying is None:
             self._notifying = asyncio.get_running_loop().call_later(NOTIFY_S, self._notify)
 
@@ -201,7 +201,7 @@ class KubeObjects:
         self.notify_soon()
 
     def _by_pool(self) -> Mapping[PoolName, Sequence[Object]]:
-        """Returns the objects of each pool, those of the newer group first."""
+        """Returns the objects of each pool, with objects of the newer group first."""
         found: dict[PoolName, list[Object]] = {pool: [] for pool in self._changed}
         for reflector in self._reflectors:
             for name in sorted(reflector.known):

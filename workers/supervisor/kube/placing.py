@@ -1,11 +1,12 @@
-"""Decides which InferencePools a picker serves that finds its pools while it runs, and in which place.
+"""For a picker that finds its pools while it runs, decides which InferencePools it serves, and in which places.
 
 An InferencePool is served if its `endpointPickerRef` names the Service of --service-name, or if --pool-name names it, and has the place of
-its port. If two have one port, the one that is served already stays, else the first by name. The other one is reported.
+its port. If two InferencePools have one port, the pool that is served already stays, or else the first by name. The other pool is reported.
 
-The places have fixed ports (--pool-ports), or each gets the first port that an InferencePool names and that no place has, and keeps it. The
-socket of such a port was created before the fork, so all processes share it: when the supervisor binds it, it listens in every worker, and
-in those that start later. A port stays open, because other processes may be about to accept there; without a pool, requests there get 404.
+The places have fixed ports (--pool-ports), or each place gets, and keeps, the first port that an InferencePool names and that no place has.
+The socket of such a port was created before the fork, so all processes share it: when the supervisor binds it, it listens in all present
+and later workers. A port stays open, because other processes may be about to accept its connections; without a pool, requests to this port
+get 404.
 """
 
 import socket
@@ -30,22 +31,22 @@ class Ports:
     """Knows the number of the place of each port."""
 
     def __init__(self, fixed: Sequence[int], later: Sequence[socket.socket] = (), served: int = 0) -> None:
-        """`fixed`: the ports of the places; 0 for those of `later`. `served`: a port at which the picker listens anyway."""
+        """`fixed`: the ports of the places, or 0 for places of `later`. `served`: a port at which the picker listens anyway."""
         self._later = later
         self._served = served
         self._numbers = {port: number for number, port in enumerate(fixed) if port}
         self._numbers |= {each.getsockname()[1]: number for number, each in enumerate(later) if listens(each)}
 
     def take(self, port: int, number: int) -> None:
-        """Takes that a predecessor has given the place this port."""
+        """Notes that a predecessor has given the place this port."""
         self._numbers[port] = number
 
     def of(self, port: int) -> int | None:
-        """Returns the place of a port; None if it has none."""
+        """Returns the place of a port, or None."""
         return self._numbers.get(port)
 
     def opened(self, port: int) -> tuple[int | None, str]:
-        """Returns the place of a port, which is opened if it has none. If that is impossible, returns None and why."""
+        """Returns the place of a port, and opens the port if it has no place. If this is impossible, returns None and the reason."""
         if (number := self._numbers.get(port)) is not None:
             return number, ""
         if not self._later:
@@ -64,7 +65,7 @@ class Ports:
 
 
 class Placing:
-    """Places InferencePools. `names`: the present ones. `unserved`: InferencePool -> why it is not served."""
+    """Places InferencePools. `names`: the placed InferencePools. `unserved`: InferencePool -> why it is not served."""
 
     def __init__(self, places: Places, names: PlacedPools, report: Callable[..., None], ports: Ports) -> None:
         self.names = names

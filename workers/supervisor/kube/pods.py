@@ -1,8 +1,8 @@
 """Turns pods into endpoints, by pure functions. Decodes only the fields that the picker needs.
 
 A pod is ready when its Ready condition is true, it has no deletion timestamp, and it has an address. A ready pod has one endpoint per
-target port, named `<pod>-rank-<i>`, where i is the position of the port in the pool's list. The annotation `active-ports` keeps only
-the ports that it lists. Words in it that are no numbers are ignored, and a pod with an empty list has no endpoint.
+target port, named `<pod>-rank-<i>`, where i is the position of the port in the pool's list. The annotation `active-ports` keeps only the
+ports that it lists. Words in it that are no numbers are ignored, and a pod with an empty list has no endpoint.
 
 An endpoint has the UID of its pod: the same name or address with another UID is another endpoint. It also has the labels of its pod. If
 the label `kubernetes.io/hostname` is missing, it is added with the name of the node, so that plugins know which endpoints share a host.
@@ -21,14 +21,16 @@ from workers.supervisor.endpoints.discovery import LABELS_MAX, EndpointSpec, Lab
 ACTIVE_PORTS: Final = "llm-d.ai/active-ports"
 ACTIVE_PORTS_LEGACY: Final = "inference.networking.k8s.io/active-ports"
 LABEL_CHARS_MAX: Final = 512  # Kubernetes allows 317 for the key and 63 for the value
-# of all labels of a pod: the supervisor encodes those of all endpoints at each change
+# limit for all labels of a pod, because the supervisor encodes the labels of all endpoints at each change
 LABELS_CHARS_MAX: Final = 16 << 10
 PORTS_CHARS_MAX: Final = 4096  # of the annotation
 DIGITS_END: Final = 16  # a number with so many digits cannot be a port, and is not parsed
 
 
 class Pod(NamedTuple):
-    """A pod. `active_ports`: the text of the annotation; None if the pod has none. `node`: the IP address of its node; "": unknown."""
+    """A pod. `active_ports`: the text of the annotation; None without the annotation. `node`: the IP address of its node, or "" if
+    unknown.
+    """
 
     namespace: str
     name: str
@@ -116,7 +118,7 @@ def decode_pod(raw: bytes) -> Pod:
 
 
 def specs_of(pod: Pod, selector: Selector, ports: Sequence[int], pool: int = 0) -> tuple[EndpointSpec, ...]:
-    """Returns the pod's endpoints in a pool with this selector and these target ports. There are none if the pod is not ready.
+    """Returns the pod's endpoints in a pool with this selector and these target ports. Returns no endpoints if the pod is not ready.
 
     `pool`: the number of the pool.
     """
@@ -138,7 +140,7 @@ def specs_of(pod: Pod, selector: Selector, ports: Sequence[int], pool: int = 0) 
 
 
 def _ip(text: str) -> str:
-    """Returns the canonical form of an IP address; "" if the text is no address."""
+    """Returns the canonical form of an IP address, or "" if the text is no address."""
     try:
         return str(ipaddress.ip_address(text))
     except ValueError:
@@ -146,7 +148,7 @@ def _ip(text: str) -> str:
 
 
 def active_ports(annotation: str | None, ports: Sequence[int]) -> Set[int]:
-    """Returns the target ports that the annotation lists. Returns all of them if there is no annotation."""
+    """Returns the target ports that the annotation lists. Returns all target ports without the annotation."""
     if annotation is None:
         return frozenset(ports)
     parts = (part.strip() for part in annotation.split(","))

@@ -16,14 +16,14 @@ PROTOCOL_PREFIX: Final = "kubernetes.io/"  # protocol names that Kubernetes defi
 class InferencePool(NamedTuple):
     """A pool: the selector of its pods, and their ports. An empty `app_protocol` means that the pool names no protocol.
 
-    `service`, `port`: the Service of its picker, and the port of that Service; "" and 0 if it names no Service.
+    `service`, `port`: the Service of its picker, and the port of that Service; "" and 0 if the pool names no Service.
     """
 
     selector: Selector
     ports: tuple[int, ...]
     app_protocol: str = ""
     uid: str = ""
-    deleted: bool = False  # whether it has a deletion timestamp; a finalizer may still delay its removal
+    deleted: bool = False  # whether the pool has a deletion timestamp; a finalizer may still delay its removal
     service: str = ""
     port: int = 0
 
@@ -79,7 +79,7 @@ def decode_pool(raw: bytes) -> InferencePool:
 def protocol_mismatch(pool: InferencePool, parsers: Sequence[tuple[str, Collection[str]]]) -> str:
     """Returns why a parser cannot read the protocol of the pool's servers; "" if all parsers can.
 
-    `parsers`: the name of each parser and the protocols that it lists. A parser that lists none reads every protocol.
+    `parsers`: the name of each parser and the protocols that it lists. A parser that lists no protocol reads every protocol.
     """
     protocol = pool.app_protocol.removeprefix(PROTOCOL_PREFIX)
     wrong = [name for name, listed in parsers if listed and protocol not in listed]

@@ -64,11 +64,11 @@ class Outage:
         self._tell: list[Callable[[], None]] = []
 
     def on_refusal(self, tell: Callable[[], None]) -> None:
-        """Takes what to call when the server has begun to refuse a resource."""
+        """Sets the function to call when the server has begun to refuse a resource."""
         self._tell.append(tell)
 
     def refuses(self, resource: Resource) -> bool:
-        """Whether the server answers, and refuses to let the picker follow `resource`."""
+        """Returns whether the server answers, and refuses to let the picker follow `resource`."""
         return resource in self._refused
 
     def lost(self, resource: Resource, failure: Exception, now: float) -> None:
@@ -111,7 +111,7 @@ def _fields(resource: Resource) -> dict[str, str]:
 
 
 def is_away(failure: Exception) -> bool:
-    """Whether a failure concerns the whole API server, not one request."""
+    """Returns whether a failure concerns the whole API server, not one request."""
     if isinstance(failure, ApiError):
         return failure.status >= 500 or failure.status == HTTPStatus.TOO_MANY_REQUESTS
     return isinstance(failure, Unreachable)
@@ -121,8 +121,8 @@ class WatchPace:
     """Limits the share of the process's time that the events of one watch take.
 
     A server may send events faster than the supervisor can use them: bookmarks without end, or thousands of pods that flap. A watch that
-    has used up its share is not read for a while, so the server has to wait. It is reported when its waits add up to SLOWED_S, counted
-    anew after QUIET_S without a wait. Call `begin` before each event is used, and `wait_s` after it was used.
+    has used up its share is not read for a while, so the server has to wait. It is reported when its waits add up to SLOWED_S, counted anew
+    after QUIET_S without a wait. Call `begin` before the use of each event, and `wait_s` afterwards.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class WatchPace:
         self._begun = self._cpu()
 
     def wait_s(self, now: float) -> float:
-        """Returns for how many seconds the watch may not be read; mostly 0. `now`: the time of the event loop, in seconds."""
+        """Returns for how many seconds the watch may not be read, mostly 0. `now`: the time of the event loop, in seconds."""
         self._share.spend(self._cpu() - self._begun)
         wait_s = self._share.wait_s()
         if wait_s == 0.0:
@@ -189,7 +189,7 @@ class Reflector(Generic[T]):
         """
         self.resource = resource
         self.absent = False  # whether the server does not know this resource
-        self.problem = ""  # why the last try failed; "" after a success
+        self.problem = ""  # why the last try failed, or "" after a success
         self._api = api
         self._selectors = {key: text for key, text in selectors.items() if text}
         self._known = Known(resource, decode, report, expects=expects, now=_now)
@@ -208,7 +208,7 @@ class Reflector(Generic[T]):
         return self._known.objects
 
     def unread(self, name: str) -> str:
-        """Returns why the latest state of the object `name` could not be decoded; "" if it could be, or if there is no such object."""
+        """Returns why the latest state of the object `name` could not be decoded; "" if it was decoded, or without such an object."""
         return self._known.unread.get(name, "")
 
     @property
@@ -242,7 +242,7 @@ class Reflector(Generic[T]):
         await self._watch()
 
     async def _list(self) -> bool:
-        """Lists all pages. Returns False if there is no such resource."""
+        """Lists all pages. Returns False if the server has no such resource."""
         found: dict[str, T] = {}
         self._known.unread.clear()
         query = {"limit": str(max(PAGE >> self._failures, PAGE_MIN)), **self._selectors}
@@ -335,7 +335,7 @@ class Reflector(Generic[T]):
         self._outage.found(self.resource, _now())
 
     async def _failed(self, failure: Exception) -> None:
-        """Waits before the next try. Reports the failure, unless it is the first one in a row and of a kind that is usual for a watch."""
+        """Waits before the next try. Reports the failure, unless it is the first failure in a row and usual for a watch."""
         if not is_away(failure) or _version_unreachable(failure) or (self._failures + 1) % LIST_ANEW_AFTER == 0:
             self._list_next = True
         if isinstance(failure, Expired):

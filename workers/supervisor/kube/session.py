@@ -76,7 +76,7 @@ async def open_session(files: str, environ: Mapping[str, str]) -> ApiSession:
     configuration = Configuration()
     try:
         if not files:
-            load: Any = load_incluster_config  # it has no types
+            load: Any = load_incluster_config  # this function has no types
             load(configuration, environ=environ)
             return ApiSession(configuration)
         before = _children()
@@ -100,7 +100,7 @@ async def open_session(files: str, environ: Mapping[str, str]) -> ApiSession:
 
 
 def _children() -> set[int]:
-    """Returns the process ids of this process's children. The set is empty if the kernel does not list them."""
+    """Returns the process ids of this process's children. The set is empty if the kernel lists no children."""
     try:
         with open(f"/proc/self/task/{os.getpid()}/children") as listed:
             return {int(pid) for pid in listed.read().split()}
