@@ -4,11 +4,11 @@
     endpoint table: batches and queues ─▶ ▲ ▼
                                       LatencyState       a file, only with --state-dir
 
-The model is published every PUBLISH_S if it has changed. A killed supervisor leaves it in shared memory, and its successor learns on.
-Samples that come meanwhile wait in the bus.
+The model is published every PUBLISH_S if it has changed. A killed supervisor leaves the model in shared memory, and its successor continues
+to learn. Meanwhile, samples wait in the bus.
 
-Each of several pools has a keeper from its first samples on, or from the start if it has a file. A keeper without samples for RECENT_S is
-looked at in turn with the others of its kind, and each is saved in its turn.
+If the picker has several pools, each pool has a keeper from its first samples on, or from the start if it has a file. Keepers without
+samples for RECENT_S take turns in `look`, and all keepers take turns to be saved.
 """
 
 import math
@@ -36,7 +36,7 @@ RECENT_S = 2.0
 SAVE_S = 60.0
 SAVE_TURN_S = 1.0
 SAVE_ALL_S = 2.0  # a part of the time that the parent gives the supervisor to end
-SURPRISE = 3.0  # a first token that takes so many times what was predicted is a surprise
+SURPRISE = 3.0  # a first token that takes so many times the predicted time is a surprise
 SURPRISE_S = 0.2
 
 log = structlog.get_logger()
@@ -55,7 +55,7 @@ class LatencyKeeper:
     ) -> None:
         """`surprised(slot)`: is called when the endpoint of a slot was far slower than predicted.
 
-        `new`: whether what is published is not of this pool, but of one that had its place before.
+        `new`: whether the published model is not of this pool, but of an earlier pool in its place.
         """
         layout, memory = instance.layout, instance.memory
         self._document = instance.pool or 0
@@ -75,7 +75,7 @@ class LatencyKeeper:
         self._areas = memory.areas
         self._doubt = Doubt()
         self._prompts = PromptTime()
-        self._used = False  # whether anything was ever learned. Before, nothing is read, published or saved
+        self._used = False  # whether the keeper has ever learned. Before that, it reads, publishes and saves no model
         reader = DocumentReader(layout.latency, memory.latency)
         self.model = self._kept() if new else self._predecessor(reader)
         self._published = self.model.changes
@@ -93,7 +93,7 @@ class LatencyKeeper:
             self._surprised(first.slot)
 
     def prompt_s(self) -> float:
-        """Returns the mean seconds that a server works on one prompt; 0: not known."""
+        """Returns the mean seconds that a server works on one prompt, or 0 if not known."""
         return self._prompts.seconds(self.model)
 
     def look(self) -> None:
@@ -129,11 +129,12 @@ class LatencyKeeper:
             self._file.save(self.model, {endpoint.slot: identity for identity, endpoint in identities})
 
     def learned(self) -> bytes:
-        """Returns the model as bytes, for a replica that joins; b"" if nothing was learned."""
+        """Returns the model as bytes, for a replica that joins, or b"" if it has learned nothing."""
         return state.encode(self.model) if self._used else b""
 
     def adopt(self, data: bytes, slots: Mapping[int, int]) -> bool:
-        """Takes over another replica's model if this one has learned less. `slots`: slot there -> slot here. Returns whether it did.
+        """Takes over another replica's model if this model has learned less. `slots`: the sender's slot -> this replica's slot. Returns
+        whether it was taken over.
 
         Raises UnusableModel.
         """
@@ -153,7 +154,7 @@ class LatencyKeeper:
         return True
 
     def _predecessor(self, reader: DocumentReader) -> LatencyModel:
-        """Returns the model that a predecessor has published, else that of the state folder, else a new one."""
+        """Returns the model that a predecessor has published, or else the model of the state folder, or else a new model."""
         found = reader.read(self._document)
         if found is not None:
             try:
@@ -166,7 +167,7 @@ class LatencyKeeper:
         return self._kept()
 
     def _kept(self) -> LatencyModel:
-        """Returns the model of the state folder, else a new one."""
+        """Returns the model of the state folder, or else a new model."""
         if self._file is None:
             return LatencyModel()
         model, self._remembered = self._file.load()
@@ -174,7 +175,7 @@ class LatencyKeeper:
         return model
 
     def _follow_endpoints(self) -> None:
-        """Forgets endpoints that have left, and remembers those of the state folder that are found again."""
+        """Forgets endpoints that have left, and restores endpoints of the state folder that have come back."""
         view = self._endpoints
         current = view.current()
         if view.version == self._seen:
@@ -216,7 +217,7 @@ class LatencyKeepers:
         now: Callable[[], float] = time.monotonic,
         surprised: Callable[[int], None] = lambda slot: None,
     ) -> None:
-        """`pool_of(slot)`: the pool of the endpoint in a slot; None: there is no endpoint. `surprised`: as for `LatencyKeeper`."""
+        """`pool_of(slot)`: the pool of the endpoint in a slot, or None without an endpoint. `surprised`: as for `LatencyKeeper`."""
         self._pools = instance.every
         self._several = bool(instance.pools)
         self._pool_of = pool_of
@@ -225,8 +226,8 @@ class LatencyKeepers:
         self._keepers: dict[int, LatencyKeeper] = {}
         self._taken_at: dict[int, float] = {}
         self._turn = 0
-        self._saves: Iterator[LatencyKeeper] = iter(())  # the keepers that are to be saved in this round
-        self._round_at = now()  # the time at which that began
+        self._saves: Iterator[LatencyKeeper] = iter(())  # the keepers still to be saved in this round
+        self._round_at = now()  # the time at which the round began
         self._folder = instance.options.state_dir
         left = DocumentReader(instance.layout.latency, instance.memory.latency)
         for number, pool in enumerate(instance.every):
@@ -234,7 +235,7 @@ class LatencyKeepers:
                 self.keeper(number)
 
     def use(self, instance: Instance) -> None:
-        """Takes over that other ones of several pools have some of the numbers. Their models begin anew, or as their files have them."""
+        """Takes over that other pools have some of the numbers. The models of these pools begin anew, or from their files."""
         before, self._pools = self._pools, instance.every
         for number, (old, new) in enumerate(zip(before, instance.every, strict=True)):
             if old.options.pool_name == new.options.pool_name:
@@ -274,23 +275,23 @@ class LatencyKeepers:
             self._keepers[number].save()
 
     def take(self, data: bytes) -> None:
-        """Learns the samples of one frame, which are of one pool. Raises CorruptSamples."""
+        """Learns the samples of one frame, all of one pool. Raises CorruptSamples."""
         pool = self._pool_of(samples.slot_of(data))
         if pool is not None:
             self._taken_at[pool] = self._now()
             self.keeper(pool).take(data)
 
     def keepers(self) -> Mapping[int, LatencyKeeper]:
-        """Returns the keepers of the pools that have had answers."""
+        """Returns the keepers of all pools with answers."""
         return self._keepers
 
     def model_of(self, pool: int) -> LatencyModel | None:
-        """Returns the model of a pool; None if nothing was learned."""
+        """Returns the model of a pool, or None if the pool has learned nothing."""
         keeper = self._keepers.get(pool)
         return None if keeper is None else keeper.model
 
     def look(self) -> None:
-        """Does what `LatencyKeeper.look` does, for the pools with recent samples and for one other."""
+        """Calls `LatencyKeeper.look` for the pools with recent samples and for one other pool."""
         recent = [pool for pool, at in self._taken_at.items() if self._now() - at < RECENT_S]
         others = [pool for pool in self._keepers if pool not in recent]
         if others:

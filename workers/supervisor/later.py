@@ -4,8 +4,8 @@
                                    └▶ list of pools ─▶ endpoints of the pools that come, change or go
     InferencePools have other places (`kubernetes`) ─▶ assign
 
-Endpoints, their metrics, and the connections of the metrics port stay. If a step fails, the supervisor keeps the configuration of that
-pool and reports why.
+Endpoints, their metrics, and the connections of the metrics port stay. If a step fails, the supervisor keeps the configuration of that pool
+and reports the reason.
 """
 
 import asyncio
@@ -40,7 +40,9 @@ log = structlog.get_logger()
 
 
 def at_start(instance: Instance) -> Instance:
-    """Returns the instance of a supervisor at its start: each pool has its configuration in force, or if that fails, the one before."""
+    """Returns the instance of a supervisor at its start: each pool has its configuration in force, or if that fails, the previous
+    configuration.
+    """
     instance = present(instance)
     for view in instance.pools:
         if view.served and view.outdated:
@@ -59,7 +61,7 @@ def refuse(view: Instance, number: int, problem: BaseException) -> None:
 
 
 class Supervised(Protocol):
-    """What this needs of a supervisor. `report`: logs a problem. `checks`: what it looks at regularly."""
+    """The part of a supervisor that `Later` uses. `report`: logs a problem. `checks`: its regular checks."""
 
     instance: Instance
     checks: list[Callable[[float], None]]
@@ -101,13 +103,13 @@ class Later:
         await asyncio.gather(*(self._follow(view, successor=successor) for view in configured))
 
     def look(self) -> None:
-        """Begins to take over what is in force, unless this supervisor already uses it."""
+        """Begins to take over the configurations in force, unless this supervisor already uses them."""
         words = self._supervisor.instance.words
         if words.changes != self._changes and not self._changing.locked():
             self._changes = words.changes
             self._outdated = [place for place, view in enumerate(self._supervisor.instance.every) if self._is_outdated(view)]
             instance = self._supervisor.instance
-            with contextlib.suppress(GenerationLost):  # another list comes
+            with contextlib.suppress(GenerationLost):  # another list follows
                 if (listed := listed_now(instance)) is not instance:
                     self._supervisor.background.keep(self._use_list(listed))
                     self._changes = -1  # looks again afterwards
@@ -152,7 +154,7 @@ class Later:
             before, place = supervisor.instance, view.pool or 0
             old = before.every[place]
             if old.options.pool_name != view.options.pool_name:
-                return  # another pool has the place meanwhile
+                return  # another pool has got the place meanwhile
             view = replace(view, options=old.options)
             supervisor.instance = view if view.pool is None else with_pool(before, view)
             if before.pool_list:
@@ -169,7 +171,7 @@ class Later:
             view.reports.adopted(SUPERVISOR_AREA, view.number, view.generations.key)
 
     async def _use_nothing(self, view: Instance) -> None:
-        """Ends the use of a configuration that was taken back, and before which there was none."""
+        """Ends the use of a configuration that was taken back and has no predecessor."""
         async with self._changing:
             view = replace(view, bundle=None, number=0)
             self._supervisor.instance = with_pool(self._supervisor.instance, view)

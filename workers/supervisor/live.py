@@ -1,7 +1,6 @@
 """The live state of this picker for people: its history, and the pages that show it. `docs/live-page.md` describes them.
 
-The history is sampled once per second from the start, because nobody knows beforehand when someone will look. Everything else is made
-when a client asks.
+The history is sampled once per second from the start, because viewers may come at any time. All other data are computed when a client asks.
 """
 
 import functools
@@ -22,14 +21,14 @@ from workers.supervisor.pages.state.source import Source
 from workers.supervisor.pages.state.state_pages import StatePages
 from workers.supervisor.pages.tenant_use import TenantUse, reader_of
 
-COUNTED_BUCKETS = 1 << 14  # of the prefix index, per frame: 1 ms
+COUNTED_BUCKETS = 1 << 14  # buckets of the prefix index per frame, which take 1 ms
 
 
 class Live:
     """Samples the history, and makes the pages under /debug/state."""
 
     def __init__(self, instance: Instance, told: Callable[[], Told]) -> None:
-        """`told`: returns what the other parts of the supervisor tell now."""
+        """`told`: returns the present data of the other parts of the supervisor."""
         self._instance = instance
         self._told = told
         self._history = History()

@@ -88,7 +88,9 @@ def run(instance: Instance) -> int:
 
 
 def import_own() -> None:
-    """Imports what only the supervisor needs, after the fork, so that no other process has it; and before its loop, which it would stop."""
+    """Imports modules that only the supervisor needs: after the fork, so that no other process has them, and before the loop starts, which
+    imports would stop.
+    """
     from workers.shared.recording import files  # noqa: F401
     from workers.supervisor.pages import metrics  # noqa: F401
 
@@ -124,7 +126,7 @@ class Supervisor:
         return exchange
 
     def _sink_of(self, table: EndpointTable) -> Callable[[Instance], Sink]:
-        """Returns what gets the pages of endpoints: the table, or before it what shares them with other replicas."""
+        """Returns the sink of the endpoints' pages: the table, or an object before the table that shares pages with other replicas."""
         if self.exchange is None:
             return lambda _pool: table
         from workers.supervisor.replication import sink_of
@@ -211,7 +213,7 @@ class Supervisor:
             background.keep(ConfigWatch(self._present, lambda: instance.reports.changed(ORDINAL), successor=successor).run())
         if self.kubernetes is not None:
             self.kubernetes.start()
-        if instance.pool_list or decides(instance):  # a pool that models find may come later
+        if instance.pool_list or decides(instance):  # a pool that is chosen by model may come later
             background.keep(follow_models(self._present, lambda: self.data.table, report))
         self._answer_probes(cleanup)
         self.live.start(background)
@@ -227,7 +229,9 @@ class Supervisor:
         self.pages.open(cleanup)
 
     def _pool_of(self, slot: int) -> int | None:
-        """Returns the pool of the endpoint in a slot; None if it has left. With one pool, it does not matter whether it has."""
+        """Returns the pool of the endpoint in a slot, or None if the endpoint has left. With one pool, does not check whether it has
+        left.
+        """
         return self.data.table.pool_of(slot) if self.instance.pools else 0
 
     def _answer_probes(self, cleanup: contextlib.ExitStack) -> None:
@@ -261,7 +265,7 @@ class Supervisor:
         self.area.add(self.area.schema.counter[FILE_CHANGES.name])
 
     def renew_data(self) -> None:
-        """Creates the data layer again, for another configuration. It continues with the endpoints that its table is told to resume."""
+        """Creates the data layer again, for another configuration. The data layer continues with the endpoints that its table resumes."""
         self.data.publish_counts()
         self._of_data.close()
         self._of_data = contextlib.ExitStack()
@@ -272,7 +276,7 @@ class Supervisor:
         return DataLayer(self.instance, self.area, index, report, sink_of=self._sink_of)
 
     def _told(self) -> Told:
-        """Returns what the live state shows besides shared memory."""
+        """Returns the data of the live state that are not in shared memory."""
         kubernetes, exchange = self.kubernetes, self.exchange
         return Told(
             self.data.table.troubles(),
@@ -285,7 +289,7 @@ class Supervisor:
         return self.instance.pools[number].options.pool_name if self.instance.pools else ""
 
     def pools_replaced(self) -> None:
-        """Takes over that other pools have some of the places."""
+        """Switches to the pools that have got some of the places."""
         self.latency.use(self.instance)
         if self.exchange is not None:
             from workers.supervisor.replication import waiting_of
@@ -293,7 +297,7 @@ class Supervisor:
             self.exchange.pools_changed(waiting_of(self.instance))
 
     def _present(self) -> Instance:
-        """Returns the instance under the configuration that this supervisor uses now."""
+        """Returns the instance under the present configuration of this supervisor."""
         return self.instance
 
     def _check(self) -> None:
@@ -324,7 +328,7 @@ class Supervisor:
         self._later.look()
 
     def _parent_gone(self) -> None:
-        """Makes the picker not ready. The supervisor ends shortly after the drain timeout at the latest."""
+        """Makes the picker not ready. The supervisor ends at the latest shortly after the drain timeout."""
         loop = asyncio.get_running_loop()
         loop.remove_reader(self.instance.pipes.parent_pipe.reader)
         self.readiness.orphaned = True

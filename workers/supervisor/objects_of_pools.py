@@ -5,7 +5,7 @@
     API server, by namespace ─────────┘
 
 The directory is read once for all pools, and one timer looks for places of bands. At the first start, a bad file ends the instance, as a
-bad endpoints file does. Pools that appear while the picker runs get the objects that are known already.
+bad endpoints file does. Pools that appear while the picker runs get the objects known so far.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from workers.supervisor.kube.object_kinds import Found, PoolName
 from workers.supervisor.objects_watch import NOTHING, ObjectsWatch, flow_areas, objects_watch, pool_name
 
 READ_TRIES_MAX: Final = 3
-RETRY_S: Final = 1.0  # how often to look for places while a band waits, or may begin to
+RETRY_S: Final = 1.0  # how often to look for places while a band waits or may begin to wait
 
 Changed = Callable[[Found, bool], None]
 
@@ -28,8 +28,8 @@ Changed = Callable[[Found, bool], None]
 class PoolsObjects:
     """The objectives and rewrites of all pools. Call `start` first, then `run`.
 
-    `asking`: the pools with objects in an API server, by namespace and name, and what to call when these objects change. A namespace stays
-    the same mapping.
+    `asking`: the pools with objects in an API server, by namespace and name, with the function to call when these objects change. A
+    namespace stays the same mapping.
     """
 
     def __init__(self, instance: Instance, report: Callable[..., None]) -> None:
@@ -39,7 +39,7 @@ class PoolsObjects:
         self._folder = Folder(folder, report, several, only=only) if folder else None
         self._pools: Sequence[Instance] = instance.every
         self._report = report
-        self._found: Sequence[Found] | None = None  # what the directory has for each pool
+        self._found: Sequence[Found] | None = None  # the directory's objects for each pool
         self._watches: dict[int, tuple[Instance, ObjectsWatch]] = {}
         self._tell: list[Callable[[], None]] = []
         self.asking: dict[str, dict[PoolName, list[Changed]]] = {}
@@ -51,7 +51,7 @@ class PoolsObjects:
         self._watch(successor)
 
     def reconfigured(self, before: Instance, pool: Instance) -> None:
-        """Gives the bands of a later configuration of a pool places. Those of the one `before` keep theirs."""
+        """Gives places to the bands of a pool's later configuration. Bands of the configuration `before` keep their places."""
         number = pool.pool or 0
         known = self._watches.get(number)
         watch = known[1] if known is not None else objects_watch(before, self._report) or objects_watch(pool, self._report)
@@ -72,7 +72,7 @@ class PoolsObjects:
             tell()
 
     def on_change(self, tell: Callable[[], None]) -> None:
-        """Takes what to call after pools have changed, so that new ones get the objects of the API server."""
+        """Sets the function to call after a change of pools, so that new pools get the objects of the API server."""
         self._tell.append(tell)
 
     def expects(self, namespace: str) -> Collection[str]:
@@ -81,7 +81,7 @@ class PoolsObjects:
         return {kind for watch in watches for kind in watch.expects}
 
     async def run(self) -> None:
-        """Follows the directory, and gives bands that wait for a place one that has become free, until it is cancelled."""
+        """Follows the directory, and gives free places to bands that wait for a place, until it is cancelled."""
         folder = self._folder
         async with changes([folder.path] if folder is not None else []) as next_change:
             while True:
@@ -112,7 +112,7 @@ class PoolsObjects:
                 self.asking.setdefault(pool.options.pool_namespace, {}).setdefault(pool_name(pool), []).append(watch.set_api_objects)
 
     def _of(self, number: int) -> Found | None:
-        """Returns the directory's objects of a pool; None if it cannot be read."""
+        """Returns the directory's objects of a pool, or None if the directory cannot be read."""
         if self._folder is None:
             return NOTHING
         return self._found[number] if self._found is not None else None
@@ -121,7 +121,7 @@ class PoolsObjects:
         """Reads the directory again, and publishes what has changed."""
         for _ in range(READ_TRIES_MAX):
             pools = folder.pools
-            # In a thread: to read a thousand long files takes seconds, and the event loop must keep its heartbeat.
+            # In a thread: reading a thousand long files takes seconds, and the event loop must keep its heartbeat.
             found = await asyncio.to_thread(folder.reload)
             if folder.pools is pools:
                 break

@@ -4,8 +4,8 @@
                                       ├─ merge ─▶ Objects ─▶ documents OBJECTIVES and REWRITES
     API server ─ set_api_objects ─────┘
 
-A successor keeps the places of its predecessor. Until every source has answered, it also keeps what its predecessor published: new
-priorities are added, and rewrites stay unchanged.
+A successor keeps the places of its predecessor. Until every source has answered, it also keeps its predecessor's documents: it adds new
+priorities, and leaves rewrites unchanged.
 """
 
 import time
@@ -46,9 +46,10 @@ class ObjectsWatch:
         api: bool = False,
         number: int | None = None,
     ) -> None:
-        """`static`: the priorities of the bands in the configuration. `flow`: the areas of flow control, None if it is off.
+        """`static`: the priorities of the bands in the configuration. `flow`: the areas of flow control, or None if it is off.
 
-        `api`: whether an API server also gives objects (`set_api_objects`). `number`: that of the pool; None: it is the only one.
+        `api`: whether an API server also gives objects (`set_api_objects`). `number`: the number of the pool; None if the picker has one
+        pool.
         """
         self._reader = reader
         self._flow = flow
@@ -73,7 +74,7 @@ class ObjectsWatch:
         self._publish()
 
     def start(self, *, successor: bool, directory: Found | None = NOTHING) -> None:
-        """Publishes the first state. `directory`: the objects of the directory; None: it cannot be read."""
+        """Publishes the first state. `directory`: the objects of the directory, or None if it cannot be read."""
         self._inherited = successor
         if successor and (left := self._of_predecessor()) is not None:
             self._bands.adopt(left.places)
@@ -100,7 +101,7 @@ class ObjectsWatch:
 
     @property
     def waits(self) -> bool:
-        """Whether a band waits for a place."""
+        """Returns whether a band waits for a place."""
         return bool(self._bands.waiting)
 
     def look_for_places(self) -> None:
@@ -183,7 +184,7 @@ def objects_watch(instance: Instance, report: Callable[..., None]) -> ObjectsWat
 
 
 def pool_name(instance: Instance) -> PoolName:
-    """Returns the name of the pool to which objectives and rewrites of this instance belong: that of its InferencePool, if it has one."""
+    """Returns the pool's name in objectives and rewrites of this instance: the name of its InferencePool, if it has one."""
     kube, options = instance.kube, instance.options
     return PoolName(kube.name if kube is not None and kube.name else options.pool_name, options.pool_group)
 
@@ -198,7 +199,7 @@ class PublishedDocument:
         self._last = b""
 
     def write(self, blob: bytes) -> None:
-        """Writes `blob` unless it equals the blob of the last call. If it is too large, reports that and keeps the written document."""
+        """Writes `blob` unless it equals the blob of the last call. If `blob` is too large, reports this and keeps the written document."""
         if blob == self._last:
             return
         self._last = blob

@@ -49,9 +49,9 @@ METRICS_PORT_ABUSE = "metrics_port_abuse_total"
 class Shown(NamedTuple):
     """The parts of the supervisor that the pages show.
 
-    `recorded`: where decisions are recorded now. `latency(pool)`: returns the latency model of a pool; None if nothing was learned.
-    `exchange`: with other replicas; None without a replica store. `signals`: the scaling signals of several pools; None if there is
-    only one.
+    `recorded`: where decisions are recorded at present. `latency(pool)`: returns the latency model of a pool, or None if it has learned
+    nothing. `exchange`: the exchange with other replicas; None without a replica store. `signals`: the scaling signals of several pools;
+    None if the picker has one pool.
     """
 
     keeper: IndexKeeper
@@ -76,7 +76,7 @@ class PagePort:
         kubernetes: "Kubernetes | None",
         report: Callable[..., None],
     ) -> None:
-        """`area`: the supervisor's. `kubernetes`: None outside Kubernetes."""
+        """`area`: the area of the supervisor. `kubernetes`: None outside Kubernetes."""
         self._instance = instance
         self._area = area
         self._readiness = readiness
@@ -125,7 +125,7 @@ class PagePort:
         options, kubernetes = self._instance.options, self._kubernetes
         review = None
         if kubernetes is not None and options.metrics_endpoint_auth is not False:
-            from workers.supervisor.kube.review import Reviewer  # imported before the fork, only if a picker needs it
+            from workers.supervisor.kube.review import Reviewer  # imported before the fork, only if the picker needs it
 
             reviewer = Reviewer(lambda: kubernetes.api, self._report)
             cleanup.callback(reviewer.close)
@@ -183,7 +183,7 @@ class PagePort:
         )
 
     def _profiles(self) -> dict[str, Page]:
-        """Returns the pages with profiles by path; none if they are turned off."""
+        """Returns the pages with profiles by path, or no pages if they are turned off."""
         instance = self._instance
         if not instance.options.enable_pprof:
             return {}

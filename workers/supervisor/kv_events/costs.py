@@ -1,9 +1,8 @@
-"""Measures what the endpoints' events cost this process. Names endpoints that cost too much, and says when the process must end.
+"""Measures the cost of the endpoints' events for this process. Names endpoints that cost too much, and decides when the process must end.
 
-ZeroMQ limits what waits in a socket by the number of messages, not by bytes, and it does not limit the length of a message. So this process
-watches its own memory. Above its limit it ends with a log line, and the parent starts a successor. Otherwise the container could be killed
-with all its processes. The limit is the same as for a worker (`workers.host.memory`), or MEMORY_MAX if workers have no limit, plus the
-shared memory.
+ZeroMQ limits the number of messages that wait in a socket, but neither their bytes nor the length of a message. So this process watches its
+own memory. Above its limit it ends with a log line, and the parent starts a successor. Otherwise the container could be killed with all its
+processes. The limit is the same as for a worker (`workers.host.memory`), or MEMORY_MAX if workers have no limit, plus the shared memory.
 """
 
 import contextlib
@@ -25,7 +24,7 @@ MEMORY_MAX: Final = 1 << 30
 LOOK_S: Final = 0.25
 REPORT_S: Final = 10.0
 BUSY_SHARE: Final = 0.5  # share of the time; an endpoint that takes more of it delays the others
-# From this number of gaps and restarts of an endpoint since the last report on, they are logged. Fewer are normal: publishers restart,
+# The report names an endpoint with at least this number of gaps and restarts since the last report. Fewer are normal: publishers restart,
 # and messages get lost.
 TROUBLES_MIN: Final = 3
 LARGEST: Final = 3  # the number of peers that the log line about memory names
@@ -36,7 +35,7 @@ log = structlog.get_logger()
 
 
 class Costs:
-    """Watches the process's memory, and what each endpoint has cost since the last report."""
+    """Watches the process's memory, and the cost of each endpoint since the last report."""
 
     def __init__(
         self,
@@ -58,11 +57,11 @@ class Costs:
         self._cpu = cpu
         self._cpu_at = cpu()
         self._looked = self._reported = 0.0
-        # What each endpoint had counted at the last report: seconds, malformed and too long messages, the sum of gaps and restarts.
+        # The counts of each endpoint at the last report: seconds, malformed and too long messages, the sum of gaps and restarts.
         self._before: dict[Followed, tuple[float, int, int, int]] = {}
 
     def too_much(self, now: float) -> bool:
-        """Whether the process uses too much memory and must end."""
+        """Returns whether the process uses too much memory and must end."""
         if now - self._looked < LOOK_S:
             return False
         self._looked = now
@@ -134,7 +133,9 @@ def largest_peers() -> dict[str, int]:
 
 
 def _received_from(number: int) -> dict[str, int]:
-    """Returns {peer: bytes that it has sent} for a TCP connection; {} for any other socket. Raises OSError if it is not connected."""
+    """Returns {peer: bytes that it has sent} for a TCP connection, or {} for any other socket. Raises OSError if the socket is not
+    connected.
+    """
     with socket.socket(fileno=os.dup(number)) as connection:
         if connection.family not in (socket.AF_INET, socket.AF_INET6):
             return {}

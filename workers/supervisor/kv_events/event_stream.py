@@ -8,7 +8,7 @@
 - If no message was applied yet, the replay begins at the oldest message. Otherwise it begins at the last message that was applied. The CRC
   of that message tells whether the publisher is still the same.
 - The messages in a replay are accepted even if the first ones are missing, because a publisher drops old messages from its buffer. Then the
-  endpoint's entries are only those that the remaining messages tell.
+  endpoint's entries come only from the remaining messages.
 - An endpoint is *believed* while its entries count. If lost messages are not replayed, it is believed again COOL_DOWN_S after the loss,
   from the live messages alone.
 
@@ -60,8 +60,8 @@ class _Replay:
 class Stream:
     """Decides about the messages of one stream.
 
-    `position`: the number of the last applied message + 1; 0 if there is none. `check`: the CRC of that message. `remark`: what may be
-    wrong with the endpoint's entries although they count; "" if nothing.
+    `position`: the number of the last applied message + 1; 0 before the first message. `check`: the CRC of that message. `remark`: a
+    possible error in the endpoint's entries although they count, or "".
     """
 
     def __init__(self, sink: Sink, *, replays: bool, position: int = 0, check: int = 0, remark: str = "") -> None:
@@ -78,7 +78,7 @@ class Stream:
         self._lost_at: float | None = None
         self._believed = False
         self._unsure = False
-        self._has_sent_nothing = False  # whether a replay has said so on this connection
+        self._has_sent_nothing = False  # whether a replay on this connection has shown that the publisher has sent no message
         self._believe_at: float | None = None
         self._why = NOT_CONNECTED
         self._rest_until = 0.0  # the time until which no replay is asked for
@@ -93,7 +93,7 @@ class Stream:
         return len(self._backlog)
 
     def why(self, now: float) -> str:
-        """Returns why the endpoint's entries do not count; "" if they count."""
+        """Returns why the endpoint's entries do not count, or ""."""
         if not self.is_open and (self._lost_at is None or now - self._lost_at > LOST_S):
             return NOT_CONNECTED if self._lost_at is None else LOST
         if self._replay is not None:
@@ -121,7 +121,7 @@ class Stream:
             self.is_open, self._lost_at, self._has_sent_nothing = False, now, False
             if self._replay is not None:
                 self._stop_replay()
-                # The next replay repeats these messages, unless they are of a publisher that is gone.
+                # The next replay repeats these messages, unless they come from a publisher that is gone.
                 self._backlog.clear()
                 self._backlog_bytes = 0
                 self._believed, self._why = False, LOST
@@ -190,7 +190,7 @@ class Stream:
         replay = self._replay
         if replay is None:
             return
-        if replay.verify:  # the publisher does not know the message that was applied last, so it is another one
+        if replay.verify:  # the publisher does not know the last applied message, so it is another publisher
             self.restarts += 1
             self._clear()
             if replay.start:
@@ -214,7 +214,7 @@ class Stream:
             self.remark = PARTIAL
 
     def _begin(self, number: int, payload: bytes, now: float) -> None:
-        """Takes the first message of a stream that was not followed before."""
+        """Handles the first message of a stream that was not followed before."""
         self.remark = PARTIAL if number > (FIRST_NUMBER_MAX if self._has_sent_nothing else 0) else ""
         self._has_sent_nothing = False
         if number > FIRST_NUMBER_MAX:
@@ -248,7 +248,9 @@ class Stream:
             self._believe_at = now + COOL_DOWN_S
 
     def _may_replay(self, now: float) -> bool:
-        """Returns whether a replay may begin. Counts the attempt: after many attempts within a short time, there is none for a while."""
+        """Returns whether a replay may begin. Counts the attempt: after many attempts within a short time, no replay may begin for a
+        while.
+        """
         if not self._replays or now < self._rest_until:
             return False
         if len(self._troubles) == RESTARTS_MAX and now - self._troubles[0] < COOL_DOWN_S:
@@ -290,7 +292,7 @@ class Stream:
         self._sink.stop_asking()
 
     def _keep(self, number: int, payload: bytes) -> None:
-        """Keeps a live message until the replay has ended. Drops the oldest messages if there are too many."""
+        """Keeps a live message until the replay has ended. If too many messages wait, drops the oldest."""
         self._backlog.append((number, payload))
         self._backlog_bytes += len(payload)
         while len(self._backlog) > BACKLOG_MESSAGES_MAX or self._backlog_bytes > BACKLOG_BYTES_MAX:

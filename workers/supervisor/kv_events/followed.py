@@ -23,7 +23,7 @@ RANK: Final = re.compile(r"-rank-(\d{1,4})$")
 
 
 def rank_of(endpoint: Endpoint) -> int:
-    """Returns the rank in data parallelism with which an endpoint's name ends; 0 without a rank."""
+    """Returns the rank in data parallelism with which an endpoint's name ends, or 0 without a rank."""
     found = RANK.search(endpoint.name)
     return int(found[1]) if found else 0
 
@@ -45,9 +45,7 @@ class Followed:
         replay_address: str,
         kept: SavedStream | None,
     ) -> None:
-        """`topic`: the beginning of the topics that count. `kept`: what a predecessor or a snapshot tells about the same endpoint; None if
-        nothing is known.
-        """
+        """`topic`: the beginning of the topics that count. `kept`: the state of the endpoint from a predecessor or a snapshot, or None."""
         self.endpoint = endpoint
         self.subscription = subscription
         self.replay: ReplayRequest | None = None
@@ -59,7 +57,7 @@ class Followed:
         self._lost_at = 0.0
         self.replay_failure_told = False
         self.left_out = 0  # messages of topics that the picker does not read
-        self.other_topic = b""  # the topic of its messages if the picker reads none of them, cut off
+        self.other_topic = b""  # the topic of its messages if the picker reads none of them, shortened
         self.heard = 0.0
         self.followed = False
         self.why = ""
@@ -89,7 +87,7 @@ class Followed:
 
     def ask(self, start: int) -> None:
         self.stop_asking()
-        with contextlib.suppress(zmq.ZMQError):  # a replay that could not be asked for counts as one without an answer
+        with contextlib.suppress(zmq.ZMQError):  # a failed request for a replay counts as a replay without an answer
             self.replay = ReplayRequest(self._context, self._replay_address, start)
 
     def stop_asking(self) -> None:
@@ -147,7 +145,7 @@ class Followed:
         return busy
 
     def take(self, number: int, payload: bytes, now: float) -> None:
-        """Takes a live message. `number`: -1 for a message with other frames than those of an event message."""
+        """Handles a live message. `number`: -1 for a message without the frames of an event message."""
         self.messages += 1
         self.heard = now
         self._reads, self.other_topic = True, b""
@@ -164,14 +162,14 @@ class Followed:
             self.other_topic = topic[:NAME_CHARS_MAX]
 
     def given_up(self, now: float) -> Subscription | None:
-        """Returns the subscription if ZeroMQ has given up its connection: it needs a successor. Else None."""
+        """Returns the subscription if ZeroMQ has given up its connection, so that it needs a successor. Otherwise returns None."""
         subscription = self.subscription
         if subscription is None or not subscription.given_up or now - self._lost_at < AGAIN_S:
             return None
         return subscription
 
     def follow_again(self, successor: Subscription) -> None:
-        """Goes on with another subscription in the place of one that was given up. The caller closes that one."""
+        """Continues with another subscription instead of one that was given up. The caller closes the old subscription."""
         assert self.subscription is not None
         successor.errors = self.subscription.errors
         self.subscription = successor
@@ -187,17 +185,17 @@ class Followed:
         )
 
     def kept(self) -> SavedStream:
-        """Returns what a snapshot stores about the endpoint."""
+        """Returns the state of the endpoint for a snapshot."""
         stream, holder = self.stream, self.holder
         return SavedStream(holder.owners, stream.position, stream.check, holder.block_tokens, holder.group, self.remark)
 
     @property
     def remark(self) -> str:
-        """Why matches of the endpoint's blocks may be wrong; "" if nothing speaks against them."""
+        """Why matches of the endpoint's blocks may be wrong, or ""."""
         return self.stream.remark or (PARTLY_REUSED if self.holder.partly_reused else "")
 
     def counts(self) -> KvCounts:
-        """Returns what this process has counted of the endpoint's stream."""
+        """Returns the counts of the endpoint's stream in this process."""
         stream = self.stream
         return KvCounts(
             messages=self.messages,
@@ -225,7 +223,7 @@ class Followed:
         )  # fmt: skip
 
     def close(self) -> None:
-        """Stops following the endpoint, and drops what is known of its blocks."""
+        """Stops following the endpoint, and drops its known blocks."""
         self.stop_asking()
         if self.subscription is not None:
             self.subscription.close()

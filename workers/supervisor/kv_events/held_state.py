@@ -1,4 +1,4 @@
-"""Keeps what the endpoints hold over restarts of the picker, in a snapshot in `--state-dir`.
+"""Keeps the held blocks of all endpoints over restarts of the picker, in a snapshot in `--state-dir`.
 
     held-blocks     header | places, u32 | keys, u64 | links, u64 | metas, u64 | streams, msgpack | footer
 
@@ -9,8 +9,8 @@ Both parts are copied between two turns of the loop, so they show the same momen
 if something has changed, when the picker begins to stop, and at its end.
 
 A loaded snapshot must be confirmed. An endpoint counts as precise only after its stream has continued: either a replay begins with the last
-message that was applied, or the next live message has the next number. Otherwise its entries are dropped, as after any gap. If an endpoint
-does not come back within KEEP_S, its entries are dropped, too.
+message that was applied, or the next live message has the next number. Otherwise the endpoint's entries are dropped, as after any gap. They
+are also dropped if the endpoint does not come back within KEEP_S.
 
 A snapshot is refused, with one line in the log, if it is damaged, too old, or made for another secret, size or list of tiers.
 """
@@ -54,7 +54,7 @@ log = structlog.get_logger()
 
 
 class SavedStream(msgspec.Struct, array_like=True, frozen=True):
-    """What a snapshot stores about one endpoint's stream.
+    """The state of one endpoint's stream in a snapshot.
 
     `owners`: the endpoint's owner ids, one per tier, then the id for speculative blocks. `position`, `check`: the last applied message
     (`shm.stream_positions`).
@@ -109,7 +109,7 @@ class HeldState:
         self._thread: threading.Thread | None = None
 
     def load(self) -> Loaded | None:
-        """Reads the snapshot. Returns None if there is none. If it cannot be used, returns None and logs why."""
+        """Reads the snapshot. Returns None without a snapshot. If the snapshot cannot be used, logs the reason and returns None."""
         return self._file.loaded(self._load)
 
     def look(self, now: float, stopping: bool, kept: Callable[[], Trailer]) -> None:

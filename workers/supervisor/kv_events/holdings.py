@@ -1,4 +1,4 @@
-"""Keeps track of what the endpoints hold: applies their events to the index of held blocks and to the table of links.
+"""Keeps track of the blocks that endpoints hold: applies their events to the index of held blocks and to the table of links.
 
 Changes of the index are collected, and `flush` writes them together, because one insert of a hundred entries costs little more than an
 insert of one. If an entry changes several times before a flush, the last change counts.
@@ -75,7 +75,7 @@ class Holdings:
 
     @property
     def crowded(self) -> bool:
-        """Whether so many changes are collected that they should be written now."""
+        """Returns whether so many changes are collected that they should be written at once."""
         return self._pending_blocks >= PENDING_MAX
 
     def flush(self, age: int) -> None:
@@ -109,7 +109,7 @@ class Holdings:
         """Fills the empty index and the empty table of links from a snapshot. `owners`: the owner ids of each endpoint, as in
         `Holder.owners`.
 
-        Leaves out entries of other owners. `age`: the tick of the index's clock. Raises ValueError if the memory is in use.
+        Skips entries of other owners. `age`: the tick of the index's clock. Raises ValueError if the memory is in use.
         """
         # [tier, owner id in the first tier] -> owner id in this tier.
         owner_of = np.zeros((len(self.tiers), OWNER_IDS), dtype=np.uint16)
@@ -171,7 +171,9 @@ class Holder:
 
     @property
     def partly_reused(self) -> bool:
-        """Whether the engine has groups of another kind than full attention, such as a window. They have to agree on what it reuses."""
+        """Whether the engine has groups of another kind than full attention, such as a window. All groups must hold a block before the
+        engine reuses it.
+        """
         return any(kind and kind not in FULL_ATTENTION for kind in self._groups.values())
 
     @property
@@ -226,7 +228,7 @@ class Holder:
         return owners
 
     def _counts_group(self, event: Stored) -> bool:
-        """Whether blocks of this event's group count. Only one group counts: the lowest one with full attention."""
+        """Returns whether blocks of this event's group count. Only one group counts: the lowest one with full attention."""
         group = event.group
         if group is None:
             return True
@@ -237,13 +239,13 @@ class Holder:
             return False
         if self.group is None or group < self.group:
             if self.group is not None:
-                self.clear()  # because the blocks until now belong to another group
+                self.clear()  # because the blocks so far are of another group
             self.group = group
         return group == self.group
 
     def _adapter(self, event: Stored) -> str | None:
-        """Returns the name of the event's adapter. Older engines give only its id: then the name is the one that another event gave to that
-        id; None: no event has.
+        """Returns the name of the event's adapter. Older engines give only an id: then the name comes from another event with this id.
+        Returns None if no event has named the id.
         """
         number = event.adapter_id
         if number is None:
@@ -284,7 +286,7 @@ class Holder:
         self._hold(event.hashes, held_links(event.tokens, size, start, holdings.secret, extras), tier)
 
     def _moved(self, hashes: Sequence[int], tier: int) -> None:
-        """Adds another tier to blocks that are known."""
+        """Adds another tier to known blocks."""
         links, first = self._holdings.writer.links, self.owners[0]
         known = [(hash_, link) for hash_ in hashes if (link := links.link(hash_, first)) is not None]
         if len(known) < len(hashes):

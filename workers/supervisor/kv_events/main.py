@@ -3,9 +3,9 @@
     sockets ─▶ Followed ─▶ Stream ─▶ Holder ─▶ index, links         positions, streams document ─▶ workers
     workers ─▶ bus: blocks that an endpoint will hold soon ─▶ index, for a short time (`speculation`)
 
-In each turn, the loop reads what has arrived, up to a limit per socket, and writes index, positions and document once. So a publisher that
-sends without end delays the others by one turn at most. The process ends after the workers, or when it cannot go on. In the second case the
-parent starts a successor, which continues with the same shared memory.
+In each turn, the loop reads the received messages, up to a limit per socket, and writes index, positions and document once. So a publisher
+that sends without end delays the others by one turn at most. The process ends after the workers, or when it cannot continue. In the second
+case the parent starts a successor, which continues with the same shared memory.
 """
 
 import contextlib
@@ -92,13 +92,13 @@ class Follower:
         self._retire(owner for owner in writer.owners() if owner not in known)
         self._words = instance.words
         self.state = _state(instance, self.holdings)
-        self.restored: dict[Identity, SavedStream] = {}  # streams of the snapshot without their endpoints, which have not come back yet
+        self.restored: dict[Identity, SavedStream] = {}  # streams of the snapshot whose endpoints have not come back yet
         self._keep_until = math.inf
         if self.state is not None and not self.predecessors and not writer.owners() and not writer.links.size:
             self._restore(self.state, time.monotonic())
         self.costs = Costs(_memory_limit(instance), MemoryUsage().over)
         self._left = KvCounts(evictions=-writer.evictions)  # the counts of streams that have ended
-        self._active: set[Followed] = set()  # the endpoints that have received something in this turn
+        self._active: set[Followed] = set()  # the endpoints with messages in this turn
         self.followed: dict[Key, Followed] = {}
         self.by_pod: dict[str, list[Followed]] = {}  # a server may be an endpoint of several pools
         self.reported_topics: set[bytes] = set()
@@ -121,7 +121,7 @@ class Follower:
             self._poller.register(descriptor, zmq.POLLIN)
 
     def turn(self, now: float) -> None:
-        """Waits for messages, and handles those that have arrived. `now`: monotonic seconds."""
+        """Waits for messages, and handles the received messages. `now`: monotonic seconds."""
         self.positions.heartbeat(now)
         ready = dict(self._poller.poll(0 if self._busy else WAIT_MS))
         if self._ended in ready:
@@ -152,7 +152,7 @@ class Follower:
             time.sleep(left)
 
     def follow(self, now: float) -> None:
-        """Follows the endpoints that the supervisor has published. After AGAIN_S, tries again those that could not be followed."""
+        """Follows the endpoints that the supervisor has published. After AGAIN_S, tries again to follow the endpoints that failed."""
         if now >= self._keep_until:
             self._forget_restored()
         if not self._published.changed() and now < self._again_at:
@@ -201,7 +201,7 @@ class Follower:
         self._refused.discard(identity)
 
     def _kept(self, identity: Key) -> SavedStream | None:
-        """Returns what a predecessor or the snapshot tells about an endpoint; None if neither knows it."""
+        """Returns the state of an endpoint from a predecessor or the snapshot, or None."""
         return self.predecessors.get(identity) or self.restored.get(self._wanted[identity].name)
 
     def _restore(self, state: HeldState, now: float) -> None:
@@ -216,7 +216,7 @@ class Follower:
         self.positions.applying = False
 
     def _trailer(self) -> Trailer:
-        """Returns what the snapshot stores beside the links."""
+        """Returns the part of the snapshot after the links."""
         kept = dict(self.restored)
         kept |= {self._wanted[identity].name: followed.kept() for identity, followed in self.followed.items()}
         streams = [(identity, each) for identity, each in kept.items() if each.position]
@@ -249,7 +249,7 @@ class Follower:
         return followed
 
     def _subscribe_again(self, followed: Followed, before: Subscription) -> None:
-        """Replaces a subscription that was given up. The next turn tries again if there is no socket left."""
+        """Replaces a subscription that was given up. If no socket is left, the next turn tries again."""
         with contextlib.suppress(zmq.ZMQError):
             successor = Subscription(self.context, before.address)
             followed.follow_again(successor)
@@ -286,7 +286,7 @@ class Follower:
         return busy
 
     def _receive_bound(self, bound: Subscription, now: float) -> bool:
-        """Gives each message to the endpoint that its topic names. A lost connection may belong to any endpoint, so it counts for all."""
+        """Gives each message to the endpoint that its topic names. A lost connection may be that of any endpoint, so it counts for all."""
         busy = False
         for opened in bound.changes():
             if not opened:
@@ -336,7 +336,7 @@ class Follower:
         self.costs.report(list(self.followed.values()), now)
 
     def _forget_restored(self) -> None:
-        """Drops the blocks of those endpoints of the snapshot that have not come back."""
+        """Drops the blocks of endpoints of the snapshot that have not come back."""
         self._keep_until = math.inf
         if self.restored:
             log.info("kv-events: endpoints of the snapshot have not come back", count=len(self.restored))

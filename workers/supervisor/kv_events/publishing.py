@@ -1,4 +1,4 @@
-"""Publishes what the kv-events process knows: the streams document whenever it changes, and counts at intervals."""
+"""Publishes the streams document of the kv-events process whenever it changes, and counts at intervals."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -37,7 +37,9 @@ class Publishing:
         self._before = _counts.decode(left[1]) if left is not None and left[1] else KvCounts()
 
     def predecessors(self) -> dict[tuple[int, int, int], SavedStream]:
-        """Returns what a predecessor has published, by the endpoint's identity. Publishes it again, as not precise."""
+        """Returns the records that a predecessor has published, by the endpoint's identity. Publishes these records again, as not
+        precise.
+        """
         left = self._reader.read(STREAMS)
         if left is None or not left[1]:
             return {}
@@ -54,7 +56,7 @@ class Publishing:
     def publish(self, followed: Sequence[Followed], holdings: Holdings, others: KvCounts, now: float) -> None:
         """Writes the streams document if it has changed, and the counts every COUNTS_EVERY_S.
 
-        `others`: counts that belong to no present stream.
+        `others`: counts of ended streams.
         """
         streams = StreamsRecord(_few_sizes([each.record(now) for each in followed]), sorted(holdings.known_words))
         if self._published is None or streams != self._published:

@@ -5,9 +5,9 @@ silently counts as lost in less than a second. ZeroMQ itself must not wait for a
 answers while a socket is full. With a time-out, it would then drop the connection of a healthy publisher, and abort the process when the
 socket is read again (https://github.com/zeromq/libzmq/issues/3937).
 
-A message above FRAME_BYTES_MAX ends the connection. ZeroMQ takes its sender for a peer that breaks the protocol, and never connects to that
-peer again. It does not say so, but after every other loss it says at once that it will try again. Such a subscription is replaced by a new
-one: to connect the same socket again can abort the process, if messages of the old connection are unread.
+A message above FRAME_BYTES_MAX ends the connection. ZeroMQ takes the sender for a peer that breaks the protocol, and never connects to this
+peer again. It does not report this, but after every other loss it reports at once that it will try again. Such a subscription is replaced
+by a new one: connecting the same socket again can abort the process, if messages of the old connection are unread.
 
 Received messages wait in the socket, up to its high-water mark. More messages wait at the publisher, which drops them at its own mark.
 Dropped messages show as a gap in the numbers. Each read of a socket is limited in messages and time, so that all publishers get their turn.
@@ -51,7 +51,8 @@ def context_for(endpoints: int) -> "zmq.Context[zmq.Socket[bytes]]":
 class Subscription:
     """A SUB socket that is connected to one publisher, or bound for many publishers. Receives the messages of all topics.
 
-    `given_up`: whether the connection is lost and ZeroMQ has not said that it will connect again. It may still say it a moment later.
+    `given_up`: whether the connection is lost and ZeroMQ has not reported that it will connect again. It may still report this a moment
+    later.
     """
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", address: str, *, bind: bool = False) -> None:
@@ -94,8 +95,8 @@ class Subscription:
                 self.errors += 1
 
     def messages(self) -> Iterator[tuple[bytes, int, bytes]]:
-        """Yields topic, number and payload of each message that has arrived. The number is -1 if the frames are not those of an event
-        message.
+        """Yields topic, number and payload of each message that has arrived. The number is -1 if the message does not have the frames of an
+        event message.
         """
         for frames in received(self.socket):
             number = sequence_of(frames[1]) if len(frames) == 3 else None
@@ -125,7 +126,9 @@ class ReplayRequest:
         self.socket.send_multipart([b"", start.to_bytes(SEQUENCE_BYTES, "big")], zmq.NOBLOCK)
 
     def answers(self) -> Iterator[tuple[bytes, int, bytes] | None]:
-        """Yields topic, number and payload of each repeated message, and None at the end. Older engines send no topic: it is empty."""
+        """Yields topic, number and payload of each repeated message, and None at the end. The topic is empty for older engines, which send
+        none.
+        """
         for frames in received(self.socket):
             if len(frames) < 2:
                 continue
@@ -160,7 +163,7 @@ def received(socket: "zmq.Socket[bytes]") -> Iterator[Frames]:
         except zmq.Again:
             return
         frames = [frame.bytes]
-        while frame.more:  # known to the frame; `recv_multipart` asks the socket, which takes longer
+        while frame.more:  # the frame knows this; `recv_multipart` asks the socket, which takes longer
             frame = socket.recv(zmq.NOBLOCK, copy=False)
             frames.append(frame.bytes)
         yield frames

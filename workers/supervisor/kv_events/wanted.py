@@ -16,7 +16,7 @@ Key = tuple[int, int, int]  # slot, generation and owner of an endpoint
 
 
 class WantedEndpoint(NamedTuple):
-    """An endpoint to follow. `settings`: what its pool needs. `name`: what a snapshot calls it."""
+    """An endpoint to follow. `settings`: the settings of its pool. `name`: its name in a snapshot."""
 
     endpoint: Endpoint
     settings: Settings
@@ -24,7 +24,7 @@ class WantedEndpoint(NamedTuple):
 
 
 class WantedEndpoints:
-    """Reads which endpoints the supervisor has published. `version`: of the list that was read last; negative: none yet."""
+    """Reads which endpoints the supervisor has published. `version`: the version of the last list, or negative before the first list."""
 
     def __init__(self, instance: Instance) -> None:
         self._instance = instance
@@ -33,7 +33,7 @@ class WantedEndpoints:
         self.version = -1
 
     def changed(self) -> bool:
-        """Whether there is another list than the one that was read last."""
+        """Returns whether the list has changed since the last reading."""
         self._endpoints.current()
         return self._endpoints.version != self.version
 
@@ -43,7 +43,7 @@ class WantedEndpoints:
         self.version = self._endpoints.version
         if (names := self._assigned.names()) is not None:
             self._instance = assigned(self._instance, names)
-        with contextlib.suppress(GenerationLost):  # another list of pools comes
+        with contextlib.suppress(GenerationLost):  # another list of pools follows
             self._instance = listed_now(self._instance)
         every = self._instance.every
         wanted = {}

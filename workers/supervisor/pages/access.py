@@ -6,12 +6,12 @@
                           in Kubernetes, bearers of a token that may get the page; elsewhere, clients on the loopback interface,
                           and others as flags allow
 
-A client on the loopback interface has the address 127.0.0.1 or ::1 and asks for such an address or for localhost. Other loopback
-addresses count as remote: a service mesh shows all its clients as 127.0.0.6. So do other names: a web page can point its own DNS name to
-127.0.0.1 and so make a browser send requests here (DNS rebinding). In Kubernetes a sidecar may show clients as 127.0.0.1, too, so
-loopback proves nothing there, unless `--debug-port-forward` says so.
+A client on the loopback interface has the address 127.0.0.1 or ::1 and asks for such an address or for localhost. Other loopback addresses
+count as remote: a service mesh shows all its clients as 127.0.0.6. So do other names: a web page can point its own DNS name to 127.0.0.1
+and so make a browser send requests to this port (DNS rebinding). In Kubernetes, a sidecar may show clients as 127.0.0.1, too, so the
+loopback address proves nothing, unless `--debug-port-forward` is set.
 
-What this does not do: review tokens of Kubernetes (`workers.supervisor.kube.review` does).
+This module does not review tokens of Kubernetes (`workers.supervisor.kube.review` does).
 """
 
 import asyncio
@@ -49,7 +49,7 @@ class Access:
     """The guard of the metrics port."""
 
     def __init__(self, *, secret: str, review: Review | None, loopback: bool, certified: bool = False, remote: bool = False) -> None:
-        """`secret`: the token of processes on this machine. `review`: returns the verdict on a token and a path; None: without reviews.
+        """`secret`: the token of processes on this machine. `review`: returns the verdict on a token and a path; None without reviews.
 
         `loopback`: whether clients on the loopback interface need no token. `certified`: whether the port verifies certificates of
         clients. `remote`: whether all other clients get private pages without a token, too, if there are no reviews.

@@ -13,9 +13,9 @@ heads, queries, connections (including those in their TLS handshake), requests, 
 never reads a body: it answers a request that announces one, and then ends the connection. A client that costs more than it should
 is disconnected, counted, and named in the log.
 
-A long page is an iterator of pieces. It is sent in chunks, or until the connection ends (HTTP/1.0), and compressed if the client
-accepts gzip. A page that has nothing to send for a while yields a Pause. A page that fails before its first piece is answered with
-500. One that fails later ends the connection; an HTTP/1.0 client cannot distinguish that from the end of the page.
+A long page is an iterator of pieces. It is sent in chunks, or until the connection ends (HTTP/1.0), and compressed if the client accepts
+gzip. A page that has nothing to send for a while yields a Pause. A page that fails before its first piece is answered with 500. A page that
+fails later ends the connection; an HTTP/1.0 client cannot distinguish this from the end of the page.
 
 A `Guard` decides, at once or later, whether a request may get its page. Meanwhile the connection waits and reads no further request.
 TLS verifies client certificates before HTTP begins. A port with neither a guard nor client certificates belongs on a
@@ -73,7 +73,7 @@ class AdminServer:
         self.turns: Turns
 
     def serve(self, listening: socket.socket, context: ssl.SSLContext | None = None) -> None:
-        """Accepts connections from a listening socket on the running loop. `close` leaves the socket open: it belongs to the caller."""
+        """Accepts connections from a listening socket on the running loop. `close` leaves the socket open for the caller."""
         listening.setblocking(False)
         self._loop = loop = asyncio.get_running_loop()
         self._context = context
@@ -115,7 +115,7 @@ class AdminServer:
         self._costly.tell(self._loop.time(), f"{host} {why}")
 
     def close(self) -> None:
-        """Accepts no more connections and ends the open ones."""
+        """Accepts no more connections and ends the open connections."""
         if self._listener is not None:
             self._listener.close()
             self._listener = None
@@ -150,7 +150,8 @@ class AdminServer:
         self._connect_next()
 
     def _make_room(self, newcomer: str) -> bool:
-        """Frees a place: of the host with the most connections, ends the one that has been silent longest. Returns False if none may end.
+        """Frees a place: ends the connection that has been silent longest, of the host with the most connections. Returns False if no
+        connection may end.
 
         Connections with an answer under way stay. Connections that wait for their turn end only if `newcomer` is another host.
         """

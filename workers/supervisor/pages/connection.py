@@ -142,7 +142,7 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def awaits_answer(self) -> bool:
-        """Whether a request was read and its answer is not completely sent, perhaps because the client has left the end of it unread."""
+        """Whether a request was read and its answer is not completely sent, perhaps because the client has not read its end."""
         if self._delivery is not None or self._pending is not None:
             return True
         return self._paused and not self._transport.is_closing()
@@ -183,7 +183,7 @@ class Connection(asyncio.BufferedProtocol):
     def broke_off(self, fault: Exception | None, *, begun: bool) -> None:
         """Gives a page up: answers with 500 if no part of it was sent, otherwise ends the connection.
 
-        `fault`: the exception of the page; None if the page has to make room for others.
+        `fault`: the exception of the page; None if the page must make room for others.
         """
         assert self._delivery is not None
         request = self._delivery[1]
@@ -211,7 +211,7 @@ class Connection(asyncio.BufferedProtocol):
             ask(self._turn, self.host)
 
     def _turn(self) -> None:
-        """Reads the next request, if it has come completely, and begins to answer it."""
+        """Reads the next request, if it has arrived completely, and begins to answer it."""
         self._scheduled = False
         if self._transport.is_closing():
             return
@@ -345,7 +345,7 @@ class Connection(asyncio.BufferedProtocol):
         self._call_later(IDLE_S, self._transport.abort)
 
     def _look(self) -> None:
-        """Ends the connection if the client has read nothing of a page for STALLED_S."""
+        """Ends the connection if the client has read no byte of a page for STALLED_S."""
         assert self._delivery is not None
         held, moved_at = self._unread
         now = asyncio.get_running_loop().time()

@@ -32,7 +32,7 @@ from epp.request.pool_choice import no_such_pool
 from workers.shared.decisions import DecisionsAsking, by_request
 from workers.supervisor.pages.page import JSON, PageAnswer, Pause, Piece, Request, refusal
 
-ANSWER_S: Final = 0.25  # a worker that needs longer is left out
+ANSWER_S: Final = 0.25  # the answer lacks the decisions of a worker that needs longer
 LOOK_AGAIN_S: Final = 0.002
 KEPT: Final = 64
 WEIGHT_MAX: Final = 1e6
@@ -51,7 +51,9 @@ encode = msgspec.json.Encoder().encode
 
 
 class Recorded(msgspec.Struct, frozen=True):
-    """Says where earlier decisions are recorded. `folder`: "" if nowhere; then `why` says why. `flow`: the number of the tenant."""
+    """Says where earlier decisions are recorded. `folder`: "" without a recording; then `why` has the reason. `flow`: the number of the
+    tenant.
+    """
 
     folder: str
     why: str = ""
@@ -59,9 +61,9 @@ class Recorded(msgspec.Struct, frozen=True):
 
 
 class Opened(msgspec.Struct, frozen=True, kw_only=True):
-    """What a receipt says, with names. `at`: seconds since the epoch. A prediction that was not made is None.
+    """The content of a receipt, with names. `at`: seconds since the epoch. A missing prediction is None.
 
-    `explanation`: the whole decision; None if no worker remembers it.
+    `explanation`: the whole decision, or None if no worker remembers it.
     """
 
     version: int = RECEIPT_VERSION
@@ -81,7 +83,7 @@ class RecordedPage:
     """Makes the page `/debug/decisions/recorded`."""
 
     def __init__(self, where: Callable[[], Recorded], keyed: Callable[[str], int]) -> None:
-        """`where`: the recording of this moment. `keyed`: the number of a tenant in it."""
+        """`where`: returns the present recording. `keyed`: returns the number of a tenant in it."""
         self._where = where
         self._keyed = keyed
 
@@ -137,7 +139,9 @@ def decoded(data: bytes) -> list[Explanation]:
 
 
 def _remembered(asking: DecisionsAsking, now: Callable[[], float]) -> Generator[Piece, None, list[Explanation]]:
-    """Asks the workers for the decisions that they remember. Returns them, without those of workers that need more than ANSWER_S."""
+    """Asks the workers for the decisions that they remember. Returns these decisions, without the decisions of workers that need more than
+    ANSWER_S.
+    """
     number, until = asking.ask(), now() + ANSWER_S
     while not asking.answered(number) and now() < until:
         yield Pause(LOOK_AGAIN_S)
@@ -147,15 +151,15 @@ def _remembered(asking: DecisionsAsking, now: Callable[[], float]) -> Generator[
 class WhatIfPage:
     """Makes the page with other weights, and remembers decisions for it.
 
-    A worker remembers 32 decisions, which a busy pool makes in seconds. So this page also knows the last KEPT decisions that the other
-    pages have answered with: those that someone may look at.
+    A worker remembers 32 decisions, which a busy pool makes in seconds. So this page also knows the last KEPT decisions in answers of the
+    other pages, because a user may look at these.
     """
 
     def __init__(self) -> None:
         self._kept: OrderedDict[str, Explanation] = OrderedDict()
 
     def remember(self, decisions: Sequence[Explanation]) -> None:
-        """Remembers decisions that a client has seen, up to KEPT of them. A decision without a request id has no name."""
+        """Remembers decisions that a client has seen, up to KEPT of them. A decision without a request id cannot be remembered."""
         for each in reversed(decisions):
             if each.request_id:
                 self._kept[each.request_id] = each
@@ -229,7 +233,7 @@ class ReceiptPage:
         yield encode(self.opened(receipt, found[0] if found else None)) + b"\n"
 
     def opened(self, receipt: Receipt, explanation: Explanation | None) -> Opened:
-        """Returns a receipt with names. `explanation`: of its decision, if it is known."""
+        """Returns a receipt with names. `explanation`: the explanation of its decision, if it is known."""
         has_rival = receipt.reason in (Reason.SCORER, Reason.TIED, Reason.PICKER)
         return Opened(
             at=receipt.at,

@@ -7,8 +7,8 @@ Tables have up to a thousand label tuples, and some have eleven histograms for e
 the lines itself, in 0.5 us a line; prometheus_client needs 8 us. The text is equivalent to that of its encoders
 (`test_the_text_is_equivalent_to_that_of_prometheus_client`).
 
-A counter or histogram appears for a label tuple after its first count, a gauge as soon as the tuple is known. A *twin* is a metric
-under its older name; if it has fewer labels, its values are sums over the labels that it lacks.
+A counter or histogram appears for a label tuple after its first count, a gauge as soon as the tuple is known. A *twin* is a metric under
+its older name; if it has fewer labels, its values are sums over the missing labels.
 
 The text is generated in parts, so that a page can be sent while it is generated; `pieces` joins parts to larger pieces. After about
 every millisecond of work comes an empty part, so that the event loop can turn. All parts of a page come from the same `Totals`.
@@ -131,7 +131,7 @@ class SeriesText:
     def lines(self, totals: Totals, *, openmetrics: bool) -> Iterator[str]:
         """Yields the lines of every metric and its twin, in parts."""
         group, schema = self._group, self._schema
-        if totals.version != self._version:  # a page that is still under way keeps its own
+        if totals.version != self._version:  # a page that is still under way keeps its own rows
             self._version, self._rows = totals.version, {}
         kept = self._rows
         known = np.ones(len(totals.labels), np.bool_)

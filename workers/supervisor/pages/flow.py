@@ -74,7 +74,7 @@ class FlowFigures:
 
 
 def figures_of(instance: Instance, documents: DocumentReader | None = None) -> FlowFigures | None:
-    """Returns the figures of a running instance; None if flow control is off. `documents`: a reader that several pools share."""
+    """Returns the figures of a running instance, or None if flow control is off. `documents`: a reader that several pools share."""
     if (plan := instance.config.flow) is None:
         return None
     return FlowFigures(instance, plan, documents or DocumentReader(instance.layout.documents, instance.memory.documents))

@@ -17,7 +17,7 @@ CLOSE: Final[Fields] = (("Connection", "close"),)
 
 
 class BadRequest(Exception):
-    """Raised for bytes that are not a valid request. `status`: the HTTP status of the answer. The text says what is wrong."""
+    """Raised for bytes that are not a valid request. `status`: the HTTP status of the answer. The text names the error."""
 
     def __init__(self, status: HTTPStatus, text: str) -> None:
         super().__init__(text)
@@ -30,7 +30,7 @@ def new_connection() -> h11.Connection:
 
 
 def next_head(state: h11.Connection) -> h11.Request | None:
-    """Returns the head of the next request; None if it has not come completely. Raises BadRequest."""
+    """Returns the head of the next request, or None if it has not arrived completely. Raises BadRequest."""
     try:
         event = state.next_event()
         if not isinstance(event, h11.Request):
@@ -63,7 +63,7 @@ def response(answer: PageAnswer, *, more: Fields = (), close: bool = False) -> h
 
 
 def coding_fields(request: Request) -> Fields:
-    """Returns the header fields about compression for an answer that is sent in pieces: gzip if the client takes it."""
+    """Returns the header fields about compression for an answer that is sent in pieces: gzip if the client accepts it."""
     vary = ("Vary", "Accept-Encoding")
     return (vary, ("Content-Encoding", "gzip")) if request.gzip else (vary,)
 

@@ -1,4 +1,4 @@
-"""Reads what the kv-events process has published, for the metrics page and for `epp top`."""
+"""Reads the published figures of the kv-events process, for the metrics page and for `epp top`."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,9 +39,9 @@ INDEX_TOTALS: Final[Mapping[Metric, str]] = {names.ADMISSIONS: "stored", names.O
 
 
 class StreamFigures(NamedTuple):
-    """The state of one endpoint's event stream. `age_s`: seconds since the last message; None if there was none.
+    """The state of one endpoint's event stream. `age_s`: seconds since the last message, or None before the first message.
 
-    `why`: why the endpoint's prefix matches are not precise; "" if they are. `held`: the number of blocks that the endpoint holds.
+    `why`: why the endpoint's prefix matches are not precise, or "". `held`: the number of blocks that the endpoint holds.
     """
 
     why: str
@@ -84,7 +84,7 @@ class KvFigures:
         return _counts.decode(left[1]) if left is not None and left[1] else KvCounts()
 
     def totals(self) -> Iterator[Figures]:
-        """Yields the metrics of all streams together, those of the index only if the configuration enables them."""
+        """Yields the metrics of all streams together, and the metrics of the index if the configuration enables them."""
         counts = self._totals()
         for metric, field in (*TOTALS.items(), *(INDEX_TOTALS.items() if self._index_metrics else ())):
             yield metric, (), [((), float(getattr(counts, field)))]
@@ -93,7 +93,7 @@ class KvFigures:
             yield names.EVICTIONS, (), [((), float(counts.removed + counts.evictions))]
 
     def of_endpoints(self, pool: str, endpoints: Sequence[tuple[Endpoint, float]], now: float) -> Iterator[Figures]:
-        """Yields the metrics of the endpoints of one pool. `endpoints`: each with its data-parallel ranks; NaN: not known."""
+        """Yields the metrics of the endpoints of one pool. `endpoints`: each with its data-parallel ranks, or NaN if not known."""
         streams = self.streams(now)
         found = [(endpoint.name, streams.get(endpoint.slot, NOT_FOLLOWED)) for endpoint, _ in endpoints]
         whys = [(e.name, streams.get(e.slot, NOT_FOLLOWED).why or of_ranks(ranks)) for e, ranks in endpoints]
@@ -107,7 +107,7 @@ class KvFigures:
 
 
 def kv_figures_of(instance: Instance) -> KvFigures | None:
-    """Returns the figures of an instance; None if it has no kv-events process."""
+    """Returns the figures of an instance, or None if it has no kv-events process."""
     memory, settings = instance.memory.kv_events, instance.layout.kv_settings
     if memory is None or settings is None:
         return None
