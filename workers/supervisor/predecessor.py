@@ -1,4 +1,4 @@
-"""Reads what a killed supervisor left in the supervisor's area. Its successor does this when it takes the area over."""
+"""Reads the values of a killed supervisor in the supervisor's area. The successor does this when it takes the area over."""
 
 import time
 from typing import NamedTuple
@@ -8,11 +8,11 @@ from workers.process.layout import LEADS_UNTIL, LOADED
 
 
 class Predecessor(NamedTuple):
-    """The supervisor before this one. At the first start of a picker there is none, and all values are false or 0."""
+    """The supervisor before this one. At the first start of a picker there is no predecessor, and all values are false or 0."""
 
     existed: bool
     knew_endpoints: bool
-    leads_until_ms: int  # milliseconds on the clock of `workers.supervisor.kube.lease`; 0 if it did not lead
+    leads_until_ms: int  # milliseconds on the clock of `workers.supervisor.kube.lease`; 0 if the predecessor did not lead
 
 
 def take_over(areas: Areas) -> Predecessor:

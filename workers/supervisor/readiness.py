@@ -18,7 +18,7 @@ class Readiness:
     """Decides whether one picker is ready. `orphaned`: whether the parent process is gone; the supervisor sets it."""
 
     def __init__(self, instance: Instance, area: Area) -> None:
-        """`area` is the supervisor's."""
+        """`area`: the area of the supervisor."""
         self._instance = instance
         self._scalars = area.scalars
         self._loaded_at = area.schema.scalar[LOADED]
@@ -40,15 +40,15 @@ class Readiness:
         return self.orphaned or self._instance.words.stopping
 
     def require(self, condition: Callable[[], str]) -> None:
-        """Adds a condition, a function that returns what is missing, or "" if the condition holds."""
+        """Adds a condition: a function that returns the reason why the condition fails, or "" if it holds."""
         self._conditions.append(condition)
 
     def ready(self) -> bool:
-        """Whether nothing is missing."""
+        """Returns whether the picker is ready."""
         return not self.missing()
 
     def missing(self) -> str:
-        """Returns the first reason why the picker is not ready; "" if it is ready."""
+        """Returns the first reason why the picker is not ready, or ""."""
         if self.leaving:
             return "stopping"
         if reason := next(filter(None, (condition() for condition in self._conditions)), ""):

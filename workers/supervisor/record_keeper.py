@@ -1,14 +1,15 @@
-"""Records traffic: takes the batches of workers, adds what happens to endpoints, and passes frames on to a thread that writes files.
+"""Records traffic: takes the batches of workers, adds changes of endpoints, and passes frames on to a thread that writes files.
 
     workers ─ bus ─▶ take ──┐
     endpoint_records ─ turn ┴─▶ a frame per second or per FRAME_BYTES ─▶ RecordFiles (a thread)
 
 A recording of all requests runs from the start with --record-dir, or for some time when `epp record` asks (`asks`). At all other times a
-small one runs, so that `epp explain` finds what was decided minutes ago: a sample of the requests, in RECENT.bytes. While a recording
-runs, a gauge in the supervisor's area has the number of the file to write, negative for a sample. A new file gets a new number. Workers
-follow it at their next heartbeat, so the file before stays open for LATE_S. They are woken to begin: a request may wait for their start.
+small recording runs, so that `epp explain` finds decisions of the last minutes: a sample of the requests, in RECENT.bytes. While a
+recording runs, a gauge in the supervisor's area has the number of the file to write, negative for a sample. A new file gets a new number.
+Workers follow it at their next heartbeat, so the file before stays open for LATE_S. The supervisor wakes the workers to begin, because a
+request may wait for their start.
 
-What is lost is counted and holds nothing up: in the metric `recording_lost_records_total`, and as `Lost` in the file.
+Lost records are counted and delay no work: the metric `recording_lost_records_total` counts them, and `Lost` in the file.
 """
 
 import asyncio
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 
 LOOK_S: Final = 0.05  # the shortest interval of scrapes
 SAMPLED_LOOK_S: Final = 0.5  # a small recording has fewer scraped values, and costs an idle picker less
-ASKED_S: Final = 0.5  # how often questions are looked for
+ASKED_S: Final = 0.5  # how often to look for questions
 FRAME_S: Final = 1.0
 LATE_S: Final = 2.0
 
@@ -58,19 +59,19 @@ class FilePart:
 
 
 class RunningRecording:
-    """The state of one recording. `ask`: the question that began it; None with --record-dir, and of the small one (`sampled`)."""
+    """The state of one recording. `ask`: the question that began it; None with --record-dir, and for the small recording (`sampled`)."""
 
     def __init__(self, files: "RecordFiles", ask: asks.RecordAsk | None, now: float, *, sampled: bool) -> None:
         self.files = files
         self.ask = ask
         self.sampled = sampled
         self.until = now + ask.seconds if ask is not None else None
-        self.file = 0  # the number of the file that is written
-        self.since = now  # when that file was begun
-        self.before: tuple[int, float] | None = None  # the file before, and when to close it
+        self.file = 0  # the number of the file under way
+        self.since = now  # when this file was begun
+        self.before: tuple[int, float] | None = None  # the previous file, and when to close it
         self.parts: dict[int, FilePart] = {}
         self.framed_at = now
-        self.heard = True  # a worker has sent records since the last look at endpoints
+        self.heard = True  # whether a worker has sent records since the last look at endpoints
         self.records = self.bytes = self.lost = 0  # as counted in the area
         self.dropped = 0  # records that never reached the thread
         self.told = 0  # lost records that the file knows of
@@ -96,7 +97,7 @@ class RecordKeeper:
         self._counters = [counter[f"recording_{name}_total"] for name in ("records", "bytes", "lost_records")]
         self._assembler = Assembler()
         self._running: RunningRecording | None = None
-        # Why nothing is recorded.
+        # Why there is no recording.
         self._why_not = f"--record-dir is {OFF}" if options.record_dir == OFF else "no temporary folder can be written; set TMPDIR"
         self._instance = instance
         self._only = area.schema.scalar[RECORDED_POOL]
@@ -106,7 +107,8 @@ class RecordKeeper:
     def start(self, background: Background, *, successor: bool) -> None:
         """Begins to record with --record-dir, and to look for questions.
 
-        Raises StartError if the folder cannot be used. A `successor` of a killed supervisor only logs that: the picker serves on.
+        Raises StartError if the folder cannot be used. A `successor` of a killed supervisor only logs this, and the picker continues to
+        serve.
         """
         if self._folder and (why := self._begin(self._folder, None)):
             if not successor:
@@ -118,7 +120,7 @@ class RecordKeeper:
         background.every(ASKED_S, self._look_for_questions)
 
     def where(self) -> Recorded:
-        """Says where decisions are recorded now."""
+        """Says where decisions are recorded at present."""
         running = self._running
         return Recorded("", self._why_not) if running is None else Recorded(os.path.abspath(running.files.folder))
 
@@ -140,7 +142,7 @@ class RecordKeeper:
         self._add(whole.file, whole.data, whole.records)
 
     def end(self) -> None:
-        """Ends the recording, if one runs, and writes what waits. Removes what no command can find any more."""
+        """Ends a running recording, and writes waiting frames. Removes files that no command can find any more."""
         self._end()
         if self._recent and not self._kept:
             shutil.rmtree(self._recent, ignore_errors=True)
@@ -191,7 +193,7 @@ class RecordKeeper:
     # The recording.
 
     def _begin_recent(self) -> None:
-        """Begins the small recording, if no other one runs. Without it everything works, but `epp explain` knows less."""
+        """Begins the small recording, if no other recording runs. If this fails, the picker works on, but `epp explain` knows less."""
         if not self._recent or self._running is not None:
             return
         if why := self._begin(self._recent, None, sampled=True):
@@ -226,7 +228,7 @@ class RecordKeeper:
             self._begin_recent()
             return
         self._timer = asyncio.get_running_loop().call_later(SAMPLED_LOOK_S if running.sampled else LOOK_S, self._turn)
-        # A small recording shows what was decided, so it has no values from times without decisions.
+        # A small recording shows decisions, so it has no values from times without decisions.
         if running.heard or not running.sampled:
             running.heard = False
             self._follow(running, now)
@@ -247,7 +249,7 @@ class RecordKeeper:
             self._next_file(running, running.file + 1)
 
     def _next_file(self, running: RunningRecording, number: int) -> None:
-        """Begins a file: describes all endpoints again, and lets the workers do the same."""
+        """Begins a file: describes all endpoints again, and makes the workers do the same."""
         now = self._now()
         running.file, running.since = number, now
         running.files.size = 0
@@ -269,7 +271,7 @@ class RecordKeeper:
             self._record(found)
 
     def _pools(self) -> list[str]:
-        """Returns the present names of several pools; none if there is only one."""
+        """Returns the present names of several pools, or no names if the picker has one pool."""
         return [name for pool in self._instance.pools if (name := pool.options.pool_name)]
 
     def _number_of(self, pool: str) -> int:
@@ -327,9 +329,9 @@ class RecordKeeper:
 
 
 def recent_folder(options: "Options") -> str:
-    """Returns the folder of the small recording; "" if --record-dir names another one, or none, or if no folder can be written.
+    """Returns the folder of the small recording. Returns "" if --record-dir names a folder or is "none", or if no folder can be written.
 
-    With --state-dir it is there, and stays after the picker's end. Else it is a temporary folder of the instance.
+    With --state-dir, the folder is in that directory, and stays after the picker's end. Otherwise it is a temporary folder of the instance.
     """
     if options.record_dir:
         return ""

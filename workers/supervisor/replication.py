@@ -60,9 +60,9 @@ def exchange_of(present: Callable[[], Instance], index: IndexWriter, report: Cal
 
 
 def waiting_of(instance: Instance) -> Mapping[int, Waiting]:
-    """Returns what waits in each pool, by the key of the pool. A place without a pool has none.
+    """Returns the waiting requests of each pool, by the key of the pool. A place without a pool has no key.
 
-    Pools without flow control are among them, because a later configuration may bring it.
+    Includes pools without flow control, because a later configuration may switch it on.
     """
     if not instance.pools:
         return {ONLY: _waiting(instance)}
@@ -77,7 +77,7 @@ def _waiting(instance: Instance) -> Waiting:
 
 
 def place_of(present: Callable[[], Instance]) -> Callable[[int], PoolPlace]:
-    """Returns how messages name each of several pools, by its present number."""
+    """Returns the keys of several pools in messages, by the present number of the pool."""
     known: dict[int, tuple[Instance, PoolPlace]] = {}
 
     def place(number: int) -> PoolPlace:
@@ -104,30 +104,31 @@ class ModelsOfPools:
                 yield key, keeper
 
     def of(self, pool: int) -> LatencyKeeper | None:
-        """Returns the keeper of a pool; None if this replica does not have it."""
+        """Returns the keeper of a pool, or None if this replica does not have the pool."""
         found = (number for number, view in enumerate(self._present().every) if _key(view) == pool)
         number = next(found, None)
         return None if number is None else self._keepers.keeper(number)
 
 
 def _key(view: Instance) -> int | None:
-    """Returns the key of a pool in messages; None for a place without a pool."""
+    """Returns the key of a pool in messages, or None for a place without a pool."""
     if view.pool is None:
         return ONLY
     return pool_key(view.options.pool_name) if view.options.pool_name else None
 
 
 def sink_of(instance: Instance, table: EndpointTable, pages: Pages) -> Callable[[Instance], Sink]:
-    """Returns what returns the sink of the first data source of a pool. It shares pages if there is a budget, which makes pages rare.
+    """Returns a function that returns the sink of a pool's first data source. The sink shares pages if there is a budget, which makes pages
+    rare.
 
-    Names, such as those of adapters, are not shared: if a plugin reads any, each replica reads all pages itself.
+    Names, such as those of adapters, are not shared: if a plugin reads names, each replica reads all pages itself.
     """
     sharing = [pool for pool in instance.every if _shares(pool)]
     if not sharing:
         pages.share(0, 0)
         return lambda _pool: table
     shared = SharedPages(table, pages, instance.memory.areas.slot_load)
-    # Of several pools, the keys of pages say what is read.
+    # With several pools, the keys of pages depend on the columns that are read.
     columns = columns_key(repr(instance.layout.table.columns)) if instance.pools else _columns(instance)
     pages.share(columns, len(instance.layout.table.columns), shared.told)
     return lambda pool: shared if _shares(pool) else table
@@ -138,7 +139,7 @@ def _shares(pool: Instance) -> bool:
 
 
 def _columns(pool: Instance) -> int:
-    """Returns a fingerprint of what is read from the pages of a pool."""
+    """Returns a fingerprint of the columns that are read from the pages of a pool."""
     source, extractor = pool.sources.scraped
     columns = [column.name for column in pool.layout.table_columns]
     return columns_key(repr((columns, source.params, type(extractor).__name__, extractor.params)))

@@ -5,8 +5,8 @@ flow control: requests that wait ───────────────�
 endpoint table: batches, KV usage ──────────────────────────────────┼▶ ReplicasNeeded ─▶ gauges of the supervisor's area
 latency model: limits, speeds, prompt times ────────────────────────┘
 
-Each of several pools has a signal from its first answers on (`PoolSignals`), which only the metrics page shows. Its requests are counted at
-its endpoints, so those that are refused for load do not count.
+If the picker has several pools, each pool has a signal from its first answers on (`PoolSignals`), which only the metrics page shows. The
+requests of a pool are counted at its endpoints, so requests that are refused for load do not count.
 """
 
 import time
@@ -43,7 +43,9 @@ class ScalingSignal:
         waiting: Callable[[], int],
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`area`: the supervisor's; None: nothing is shown there. `waiting`: returns the requests that wait in the picker."""
+        """`area`: the area of the supervisor; None if the signal is not shown in an area. `waiting`: returns the requests that wait in the
+        picker.
+        """
         layout, memory = instance.layout, instance.memory
         self._table = TableReader(layout.table, memory.table)
         self._columns = [layout.table.columns.index(column.name) for column in (RUNNING, WAITING, KV_USAGE)]
@@ -58,16 +60,16 @@ class ScalingSignal:
 
     @property
     def needed(self) -> int:
-        """The replicas that the pool needs; 0: not known."""
+        """The replicas that the pool needs, or 0 if not known."""
         return self._signal.needed or 0
 
     @property
     def headroom(self) -> float | None:
-        """The headroom of the pool; None: not known."""
+        """The headroom of the pool, or None if not known."""
         return self._signal.headroom
 
     def look(self) -> None:
-        """Takes a reading and shows what it says."""
+        """Takes a reading and shows the signal."""
         view, model = self._endpoints, self._latency.model
         view.current()
         first, end = view.span()
@@ -107,8 +109,8 @@ class PoolSignal(ScalingSignal):
     """The signal of one of several pools."""
 
     def __init__(self, pool: Instance, latency: LatencyKeeper, now: Callable[[], float] = time.monotonic) -> None:
-        self._served = np.zeros(pool.layout.table.slots, dtype=np.int64)  # of all slots, at the last look
-        self._finished = 0  # by the endpoints of the pool, since the first look
+        self._served = np.zeros(pool.layout.table.slots, dtype=np.int64)  # the served requests of all slots, at the last look
+        self._finished = 0  # the requests finished by the endpoints of the pool, since the first look
         self._begun = False
         super().__init__(pool, None, latency, lambda: waiting_in(flow_areas(pool)), now)
 
@@ -126,7 +128,7 @@ class PoolSignal(ScalingSignal):
 
 
 class PoolSignals:
-    """The signals of the pools that have had answers. Call `look` every READ_S."""
+    """The signals of all pools with answers. Call `look` every READ_S."""
 
     def __init__(self, pools: Sequence[Instance], learned: Callable[[], Mapping[int, LatencyKeeper]]) -> None:
         self._pools = pools
@@ -140,10 +142,10 @@ class PoolSignals:
             self._signals[pool].look()
 
     def shown(self) -> list[tuple[int, int, float | None]]:
-        """Returns pool, replicas needed and headroom, of the pools of which they are known."""
+        """Returns pool, replicas needed and headroom, for all pools with a known signal."""
         return [(pool, each.needed, each.headroom) for pool, each in self._signals.items() if each.needed]
 
 
 def waiting_in(flow: FlowAreas | None) -> int:
-    """Counts the requests that wait in flow control. `flow`: None if it is off."""
+    """Counts the requests that wait in flow control. `flow`: None if flow control is off."""
     return 0 if flow is None else flow.total(WAITING_REQUESTS)

@@ -1,6 +1,6 @@
-"""Publishes for workers which models the endpoints of several pools have: `endpoints.model_pages` asks them.
+"""Publishes the models of the endpoints of several pools for workers: `endpoints.model_pages` asks the endpoints.
 
-Nothing is asked if no model decides on a pool, as with pools that the picker finds while it runs.
+No endpoint is asked if no pool is chosen by model, as with pools that the picker finds while it runs.
 """
 
 import asyncio
@@ -16,11 +16,11 @@ from workers.supervisor.endpoints.endpoints import EndpointTable
 from workers.supervisor.endpoints.http_client import Dialer
 from workers.supervisor.endpoints.model_pages import LOOK_S, ModelPages, get
 
-DIALERS_MAX: Final = 8  # with different TLS contexts; each has a buffer
+DIALERS_MAX: Final = 8  # dialers with different TLS contexts; each dialer has a buffer
 
 
 def decides(instance: Instance) -> bool:
-    """Returns whether there are pools on which a model can decide."""
+    """Returns whether any pool is chosen by model."""
     return instance.choice is not None and bool(instance.choice.by_model)
 
 
@@ -57,7 +57,7 @@ def getting(present: Callable[[], Instance]) -> Callable[[EndpointSpec], Awaitab
 
 
 class ModelsPublisher:
-    """Writes the document. If not all models fit, reports how many are left out, once for each number."""
+    """Writes the document. If not all models fit, reports the number of missing models, once for each number."""
 
     def __init__(self, instance: Instance, report: Callable[..., None]) -> None:
         self._writer = DocumentWriter(instance.layout.documents, instance.memory.documents)

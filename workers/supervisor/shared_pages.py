@@ -1,16 +1,15 @@
-"""Shares the pages of the first data source with other replicas: one of them reads a page, all use it.
+"""Shares the pages of the first data source with other replicas: one replica reads a page, and all replicas use it.
 
     Scraper ─ pages ─▶ SharedPages ─▶ EndpointTable
                         │       ▲
                         ▼       │
                     Pages ─ other replicas
 
-There is no election. A replica that another one has told of a page reads the next one a little later than that one will (`scrape_pace`).
-So the same replica goes on reading, and another one takes over when its pages do not come.
+There is no election. A replica that has got a page from another replica reads the next page a little later than that replica
+(`scrape_pace`). So the same replica continues to read, and another replica takes over when no page arrives.
 
-A replica uses pages of others only for an endpoint that it has read itself, and that it has no trouble with: it finds out itself whether an
-endpoint is ready, unreachable or down. It also reads a page itself when other values are missing there than on its own last page, so it
-knows why.
+A replica uses pages of others only for an endpoint whose page it has read itself without trouble: it finds out itself whether an endpoint
+is ready, unreachable or down. If a page of others lacks other values than its own last page, it reads the page itself to find the reason.
 """
 
 import random
@@ -25,7 +24,7 @@ from workers.supervisor.endpoints.scrape import Failure
 
 
 class SharedPages:
-    """The sink of a scraper, between it and the table."""
+    """A sink between a scraper and the table."""
 
     def __init__(self, table: EndpointTable, pages: Pages, inflight: Callable[[int], int]) -> None:
         """`inflight(slot)` returns the requests in flight at a slot, of all replicas."""
@@ -45,7 +44,7 @@ class SharedPages:
         self._table.sweep(now)
 
     def told(self, slot: int, owner: int, page: Page) -> bool:
-        """Writes the values of a page that another replica has read to the row. Returns whether they count."""
+        """Writes the values of a page that another replica has read to the row. Returns whether the values are used."""
         member = self._table.by_slot.get(slot)
         if member is None or member.owner != owner or member.page is None:
             return False

@@ -23,7 +23,9 @@ AGAIN_S: Final = 600.0
 
 
 class Unseen(NamedTuple):
-    """`stale`: of how many endpoints the detector knows only the requests in flight. `endpoints`: the number of all endpoints."""
+    """`stale`: the number of endpoints of which the detector knows only the requests in flight. `endpoints`: the number of all
+    endpoints.
+    """
 
     stale: int
     endpoints: int
@@ -32,9 +34,9 @@ class Unseen(NamedTuple):
 class BlindWatch:
     """Warns if requests wait in flow control because metrics are missing.
 
-    Of an endpoint without metrics, the saturation detector knows only the requests in flight there, and lets only a few pass at a time.
-    This looks like a slow pool, but the cause is a wrong port, path or scrape interval. The watch warns if more than half of the endpoints
-    have been without metrics for LONG_S while requests waited, and again only after that has ended and AGAIN_S have passed.
+    Of an endpoint without metrics, the saturation detector knows only the requests in flight, and lets only a few pass at a time. This
+    looks like a slow pool, but the cause is a wrong port, path or scrape interval. The watch warns if more than half of the endpoints have
+    been without metrics for LONG_S while requests waited, and warns again only after this state has ended and AGAIN_S have passed.
     """
 
     def __init__(self, detector: str, waiting: Callable[[], int], unseen: Callable[[], Unseen], report: Callable[..., None]) -> None:
@@ -95,8 +97,8 @@ def blind_watch(instance: Instance, report: Callable[..., None]) -> BlindWatch |
 def watches(instance: Instance, index: IndexKeeper, report: Callable[..., None]) -> list[Callable[[float], None]]:
     """Returns the checks that this configuration needs. The supervisor calls them every WATCH_EVERY_S with the monotonic time.
 
-    One check finds out whether names of shared memory were removed. With a prefix producer, another one compares the servers' cached
-    tokens with the predictions. With flow control, a third one finds out whether requests wait because metrics are missing.
+    One check finds out whether names of shared memory were removed. With a prefix producer, another check compares the servers' cached
+    tokens with the predictions. With flow control, a third check finds out whether requests wait because metrics are missing.
     """
     checks: list[Callable[[float], None]] = [NamesWatch(instance, report).look]
     if match_name(instance.config.pipeline.wiring):

@@ -1,9 +1,9 @@
 """Makes the metrics page: formats areas, series, table and index as exposition text, with the values at the time of the scrape.
 
-Counters and histograms are sums over all areas. A successor continues with its predecessor's area, so the sums never fall. The averages
-of the pool keep their last values while no endpoint is fresh, as dashboards of the reference picker expect. Values that differ by worker
-have the label `worker`; ordinals that never had a worker are left out. Each metric is followed by its older name (its *twin*), unless
-legacy names are off. A twin with fewer labels has sums over the labels that it lacks.
+Counters and histograms are sums over all areas. A successor continues with its predecessor's area, so the sums never fall. The averages of
+the pool keep their last values while no endpoint is fresh, as dashboards of the reference picker expect. Values that differ by worker have
+the label `worker`; ordinals that never had a worker do not appear. Each metric is followed by its older name (its *twin*), unless legacy
+names are off. A twin with fewer labels has sums over the missing labels.
 
 A page is generated while it is sent. Counters, histograms and series are read before its first line, so that the buckets of a
 histogram, its count, its sum and its twin agree. Gauges are read when their lines are generated.
@@ -52,7 +52,7 @@ from workers.supervisor.pages.pool_gauges import PoolGauges
 from workers.supervisor.pages.sections import Sections, latency_figures, replica_figures
 
 COUNTERS = frozenset(metric.name for metric in (*WORKER_COUNTERS, *SUPERVISOR_COUNTERS))
-# A counter of errors -> those of the further data sources, and the labels of all.
+# A counter of errors -> the counters of further data sources, and the labels of all of them.
 SCRAPE_ERRORS: Mapping[str, tuple[Sequence[str], tuple[str, ...]]] = {
     "datalayer_poll_errors_total": (POLL_ERRORS, ("source_type",)),
     "datalayer_extract_errors_total": (EXTRACT_ERRORS, ("source_type", "extractor_type")),
@@ -65,7 +65,7 @@ NO_ELECTION: Mapping[str, Callable[[], bool]] = {}
 
 
 class IndexFigures(NamedTuple):
-    """What counts the changes of the prefix index. `corrupt`: returns the malformed frames on the bus."""
+    """The objects that count changes of the prefix index. `corrupt`: returns the number of malformed frames on the bus."""
 
     writer: IndexWriter
     corrupt: Callable[[], int]
@@ -79,7 +79,7 @@ class AreaSums(NamedTuple):
 
 
 class Content(NamedTuple):
-    """What the page has of areas and series. `producer_name`: the plugin that counts tokens in flight."""
+    """The part of the page that comes from areas and series. `producer_name`: the plugin that counts tokens in flight."""
 
     families: Sequence[Declared]
     series: Sequence[tuple[Group, SeriesReader]] = ()
@@ -89,10 +89,10 @@ class Content(NamedTuple):
 
 
 class Readings(NamedTuple):
-    """What the data layer tells of its scrapes.
+    """The data layer's figures of its scrapes.
 
-    `types`: the types of each data source and its extractor, the labels of their errors. The first is that of the metrics pages.
-    `seconds`, `failing`: as `EndpointTable.scrape_seconds` and `failing`.
+    `types`: the types of each data source and its extractor, which are the labels of their errors. The first entry is for the metrics
+    pages. `seconds`, `failing`: as `EndpointTable.scrape_seconds` and `failing`.
     """
 
     types: Sequence[tuple[str, str]]
@@ -103,8 +103,8 @@ class Readings(NamedTuple):
 class MetricsPage:
     """Makes the page with all metrics.
 
-    `leads`: lease name -> function that says whether this picker leads. `reload`: returns the state of the configuration, of several pools
-    that of their list; None if it cannot be reloaded. `reloads`: returns the states of several pools by their names.
+    `leads`: lease name -> function that says whether this picker leads. `reload`: returns the state of the configuration, or with several
+    pools the state of their list; None if it cannot be reloaded. `reloads`: returns the states of several pools by their names.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class MetricsPage:
         self._areas = areas
         self._content = content
         self._pools = pools
-        self._names = {pool.number: pool.name for pool in pools}  # places without a pool have none
+        self._names = {pool.number: pool.name for pool in pools}  # places without a pool have no name
         self._alone = pools[0] if len(pools) == 1 else None
         self._index = index
         self._readings = readings
@@ -198,7 +198,7 @@ class MetricsPage:
             yield from self._shown(computed.LEADER, computed.LEADER.labels, rows)
 
     def _configurations(self, labels: tuple[str, ...], found: Mapping[tuple[str, ...], ReloadStatus]) -> Iterator[Family]:
-        """Yields what is in force and what is tried, by the values of `labels`."""
+        """Yields the configurations in force and the candidates, by the values of `labels`."""
         columns: Mapping[Metric, Callable[[ReloadStatus], float]] = {
             computed.CONFIG_GENERATION: lambda status: status.generation,
             computed.CONFIG_SUCCESSFUL: lambda status: int(status.successful),
@@ -267,7 +267,7 @@ class MetricsPage:
             yield from self._shown(metric, ("worker",), [((str(ordinal - 1),), values[ordinal]) for ordinal in ordinals])
 
     def _merged(self, parts: Iterable[Iterable[Figures]]) -> Iterator[Family | None]:
-        """Yields the figures of all parts, such as pools: each metric once, with the rows of all."""
+        """Yields the figures of all parts, such as pools: each metric once, with the rows of all parts."""
         found: dict[str, tuple[Metric, tuple[str, ...], list[Row]]] = {}
         for figures in parts:
             for metric, labels, rows in figures:
@@ -296,7 +296,7 @@ class MetricsPage:
         yield from self._shown(computed.EJECTED_ENDPOINTS, ("name",), [((pool.name,), pool.ejected) for pool in pools])
 
     def _scaling(self) -> Iterator[Family]:
-        """Yields the scaling signal (`workers.supervisor.scaling`); nothing while it is not known."""
+        """Yields the scaling signal (`workers.supervisor.scaling`); no rows while it is not known."""
         if (signals := self._sections.signals) is not None:
             found = [each for each in signals() if each[0] in self._names]  # a pool may have just gone
         else:
@@ -360,7 +360,7 @@ class MetricsPage:
     def _shown(
         self, metric: Metric, labels: tuple[str, ...], rows: Sequence[Row], *, of_twin: Sequence[Row] | None = None
     ) -> Iterator[Family]:
-        """Yields a metric and its twin. `of_twin`: the rows of the twin if they are not sums of `rows`."""
+        """Yields a metric and its twin. `of_twin`: the rows of the twin, if these are not sums of `rows`."""
         yield Family(PREFIX + metric.name, metric.kind, metric.help, labels, rows, metric.buckets)
         twin = TWINS.get(metric.name)
         if twin is None or not self._content.legacy_names:

@@ -16,7 +16,9 @@ Fields = tuple[tuple[str, str], ...]  # header fields: names and values
 
 
 class Pause(NamedTuple):
-    """What a page yields instead of a piece if it has nothing to send for `seconds`. The page keeps its place among the pages under way."""
+    """A page yields this instead of a piece if it has no piece to send for `seconds`. The page keeps its place among the pages under
+    way.
+    """
 
     seconds: float
 
@@ -25,9 +27,9 @@ Piece = bytes | Pause
 
 
 class PageAnswer(NamedTuple):
-    """What a page returns. `body`: the whole body, or an iterator of its pieces.
+    """The answer of a page. `body`: the whole body, or an iterator of its pieces.
 
-    `endless`: the page limits the number of such answers itself, and each piece of one is sent at once.
+    `endless`: whether the answer has no end. The page itself limits the number of such answers, and each of their pieces is sent at once.
     """
 
     body: bytes | Iterator[Piece]
@@ -57,8 +59,8 @@ NO_TOKEN = Token()
 class Request(NamedTuple):
     """The head of a request.
 
-    `accept`: the Accept header. `token`: from `Authorization: Bearer`. `peer`: the client's address; that of an IPv4 client is an IPv4
-    address even on an IPv6 socket. `gzip`: whether the client accepts a body with this encoding. `host`: the Host header.
+    `accept`: the Accept header. `token`: from `Authorization: Bearer`. `peer`: the client's address; an IPv4 client has an IPv4 address
+    even on an IPv6 socket. `gzip`: whether the client accepts a body with this encoding. `host`: the Host header.
     """
 
     method: str
@@ -71,7 +73,7 @@ class Request(NamedTuple):
     host: str = ""
 
     def values(self, *names: str) -> list[str]:
-        """Returns the first value of each of these parameters of the query; "" for a missing one."""
+        """Returns the first value of each of these parameters of the query, or "" for a missing parameter."""
         parameters = parse_qs(self.query)
         return [parameters.get(name, [""])[0] for name in names]
 

@@ -10,10 +10,10 @@ state of the iterator.
 
 The iterator of a waiting page is not started. A free place goes to the host with the fewest pages under way. If too many pages wait, the
 host with the most waiting pages loses its last one. Slow readers do not keep others out: while pages wait, the sender breaks off a page
-whose reader has taken nothing for SLOW_S. If there is no such page, it breaks off the oldest one after FAIR_S. An endless page waits for
-no place and takes none, because its owner limits their number.
+whose reader has taken no bytes for SLOW_S. Without such a page, it breaks off the oldest page after FAIR_S. An endless page waits for no
+place and takes none, because its owner limits their number.
 
-What this does not do: set a time limit for readers that read nothing. The owner of the connection checks that.
+This module sets no time limit for readers that read no bytes: the owner of the connection does so.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ GZIP_WINDOW: Final = 16 + zlib.MAX_WBITS
 
 
 class Coding:
-    """Encodes the pieces of a body: with gzip, or as they are."""
+    """Encodes the pieces of a body with gzip, or not at all."""
 
     def __init__(self, *, gzip: bool, at_once: bool = False) -> None:
         """`at_once`: whether the compressor keeps no part of a piece."""
@@ -69,7 +69,7 @@ class Reader(Protocol):
 
 
 class Delivery:
-    """Sends one page to one reader. `full_since`: the time since which the reader's buffer has been full; None: it has room."""
+    """Sends one page to one reader. `full_since`: the time since which the reader's buffer has been full, or None while it has room."""
 
     def __init__(self, body: Iterator[Piece], reader: Reader, *, gzip: bool, endless: bool = False) -> None:
         """`endless`: whether the page has no end. Such a page takes no place of others."""
@@ -82,7 +82,7 @@ class Delivery:
         self.begun = False
 
     def step(self) -> float | None:
-        """Generates and sends the next piece. Returns the pause before the next one in seconds, or None after the last one."""
+        """Generates and sends the next piece. Returns the pause before the next piece in seconds, or None after the last piece."""
         if self._coding is None:  # created at the first piece, because a waiting page needs no compressor
             self._coding = Coding(gzip=self._gzip, at_once=self.endless)
         piece = next(self._body, None)
@@ -109,7 +109,7 @@ class RoundRobinSender:
         self._timer: Any = None  # runs while pages wait
 
     def begin(self, delivery: Delivery) -> None:
-        """Queues a delivery until there is a place for it. An endless one begins at once."""
+        """Queues a delivery until there is a place for it. An endless delivery begins at once."""
         if delivery.endless:
             self._under_way[delivery] = self._loop.time()
             self._make_ready(delivery)
@@ -142,7 +142,7 @@ class RoundRobinSender:
         self._admit()
 
     def close(self) -> None:
-        """Removes all deliveries. Their connections belong to the caller."""
+        """Removes all deliveries. The caller closes their connections."""
         self._waiting.clear()
         self._ready.clear()
         self._under_way.clear()
@@ -172,8 +172,8 @@ class RoundRobinSender:
         return max(0.0, self._under_way[self._pages()[0]] + FAIR_S - self._loop.time())
 
     def _make_room(self) -> None:
-        """Breaks off the page whose reader has taken nothing for longest, at least for SLOW_S. Without one, breaks off the oldest page
-        after FAIR_S.
+        """Breaks off the page whose reader has taken no bytes for longest, at least for SLOW_S. Without such a page, breaks off the oldest
+        page after FAIR_S.
         """
         self._timer = None
         now = self._loop.time()

@@ -1,4 +1,4 @@
-"""The figures of the pool and of its endpoints on the metrics page, from the endpoint table."""
+"""Computes the figures of a pool and of its endpoints on the metrics page, from the endpoint table."""
 
 from collections.abc import Sequence
 
@@ -17,7 +17,7 @@ POOL_COLUMNS = dict(zip(POOL_FIGURES, (KV_USAGE.name, WAITING.name, RUNNING.name
 
 
 class PoolGauges:
-    """Computes the figures of a pool and of its endpoints. `number`: that of the pool."""
+    """Computes the figures of a pool and of its endpoints. `number`: the number of the pool."""
 
     def __init__(self, table: TableReader, endpoints: EndpointsView, *, name: str, fresh_for_s: float) -> None:
         self.number = endpoints.pool or 0
@@ -31,7 +31,7 @@ class PoolGauges:
         self.figures: dict[str, tuple[float, float]] = {}
 
     def refresh(self, now: float) -> None:
-        """Computes mean and sample deviation over the endpoints with fresh values. If there are none, the last figures stay."""
+        """Computes mean and sample deviation over the endpoints with fresh values. Without fresh values, the last figures stay."""
         copy, endpoints = self._current()
         slots = self._rows(endpoints)
         fresh = (copy.state[slots] == State.FRESH) & (now - copy.updated_at[slots] <= self._fresh_for_s)
@@ -55,7 +55,7 @@ class PoolGauges:
         return [(endpoint.name, value) for endpoint, value in zip(endpoints, values, strict=True) if value == value]
 
     def ranks(self) -> list[tuple[Endpoint, float]]:
-        """Returns each endpoint with the number of its data-parallel ranks; NaN: not known."""
+        """Returns each endpoint with the number of its data-parallel ranks, or NaN if not known."""
         copy, endpoints = self._current()
         values = self._values(copy, self._rows(endpoints), CACHE_RANKS.name).tolist()
         return list(zip(endpoints, values, strict=True))
@@ -77,7 +77,7 @@ class PoolGauges:
         return copy, [e for e in known if e.slot < first + rows and int(generations[e.slot - first]) == e.generation]
 
     def _rows(self, endpoints: Sequence[Endpoint]) -> list[int]:
-        """Returns where the endpoints stand in the last copy of the table."""
+        """Returns the rows of the endpoints in the last copy of the table."""
         return [endpoint.slot - self._first for endpoint in endpoints]
 
     def _values(self, copy: TableCopy, slots: Sequence[int], column: str) -> Floats:

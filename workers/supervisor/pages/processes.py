@@ -26,7 +26,7 @@ class ProcessFigures:
     ) -> None:
         """`metrics_certificate`: returns the end of the metrics port's certificate in seconds since the epoch; None without TLS.
 
-        `use(pid)` returns the memory and the CPU time of a process; None if it is gone.
+        `use(pid)` returns the memory and the CPU time of a process, or None if the process is gone.
         """
         self._areas = areas
         self._children = children
@@ -73,7 +73,7 @@ class ProcessFigures:
     def _certificates(self) -> Iterator[Count]:
         areas = self._areas
         until = areas.scalars(CERTIFICATE_UNTIL)
-        # A worker that cannot read the new files still shows the old certificate: the earliest end counts.
+        # The earliest end counts, because a worker that cannot read the new files still shows the old certificate.
         if ends := [until[ordinal] for ordinal in range(1, len(until)) if until[ordinal] and areas.serving(ordinal)]:
             yield ("ext_proc",), min(ends)
         if self._metrics_certificate is not None:

@@ -3,8 +3,8 @@
     /debug/pprof/profile   pprof's profile.proto, for `go tool pprof` and other tools that read this format
     /debug/profile         one line for each stack, `outermost;…;innermost count`, for flame graph tools
 
-    ?worker=N    the worker; without it, the first one that serves
-    ?seconds=N   how long to sample, 1 to 60; without it 30, as in Go
+    ?worker=N    the worker; by default the first worker that serves
+    ?seconds=N   how long to sample, 1 to 60; by default 30, as in Go
 
 A profile shows names of functions and no data of requests. It interrupts the worker 100 times a second, for a short time.
 `--enable-pprof=false` removes the pages. The picker makes one profile at a time.

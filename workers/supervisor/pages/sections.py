@@ -1,4 +1,4 @@
-"""The parts of the metrics page that only some pickers have, and the figures of two of them: latency model and replicas."""
+"""The optional parts of the metrics page, and the figures of two of them: latency model and replicas."""
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
@@ -23,8 +23,8 @@ Signals = Sequence[tuple[int, int, float | None]]  # pool, replicas needed and h
 
 
 class Sections(NamedTuple):
-    """The parts of the page that only some pickers have. `flow`: of the pools that have flow control. `latency`: returns what was
-    learned of a pool. `signals`: of several pools.
+    """The optional parts of the page. `flow`: the figures of pools with flow control. `latency`: returns the latency model of a pool.
+    `signals`: the scaling signals of several pools.
     """
 
     flow: Sequence[FlowFigures] = ()
@@ -36,8 +36,8 @@ class Sections(NamedTuple):
 
 
 def latency_figures(model: LatencyModel, pool: str, endpoints: Sequence[Endpoint], now: float, *, alone: bool) -> Iterator[Figures]:
-    """Yields what a pool's model has learned; nothing before the first answer. `alone`: whether there is no other pool; else the figures
-    without the pool's name are left out.
+    """Yields the figures of a pool's model, or no figures before the first answer. `alone`: whether there is no other pool. If there is
+    one, skips the figures without the pool's name.
     """
     known = [(endpoint.name, model.endpoints[endpoint.slot]) for endpoint in endpoints if endpoint.slot in model.endpoints]
     if not any(each.samples for _, each in known):
@@ -54,7 +54,7 @@ def latency_figures(model: LatencyModel, pool: str, endpoints: Sequence[Endpoint
 
 
 def replica_figures(exchange: "Exchange", now: float) -> Iterator[Figures]:
-    """Yields what the exchange with other replicas has counted."""
+    """Yields the counts of the exchange with other replicas."""
     others = exchange.others
     yield names.CONNECTED, (), [((), float(exchange.connected))]
     yield names.CONNECTIONS, (), [((), float(exchange.connections))]

@@ -1,7 +1,7 @@
-"""Who used what: sums per tenant of the last hour and the last day, and the page `/debug/tenants`.
+"""Sums up the use of each tenant in the last hour and the last day, and makes the page `/debug/tenants`.
 
-Once a minute, what each tenant has used since then goes into a bucket. There are 60 buckets of a minute and 24 of an hour. The sums begin
-with the supervisor. A bucket has at most TENANTS_MAX tenants; what further ones have used in that time counts as `other`.
+Once a minute, the use of each tenant since the last minute goes into a bucket. There are 60 buckets of a minute and 24 of an hour. The sums
+begin with the supervisor. A bucket has at most TENANTS_MAX tenants; the use of further tenants counts as `other`.
 """
 
 from collections import Counter, deque
@@ -27,7 +27,7 @@ Used = Mapping[str, Sequence[int]]  # tenant -> FIGURES
 
 
 class TenantUse:
-    """Keeps what tenants have used. `read`: returns what each tenant has used since any beginning."""
+    """Keeps the use of tenants. `read`: returns the use of each tenant since some fixed time."""
 
     def __init__(self, read: Callable[[], Used]) -> None:
         self._read = read
@@ -46,16 +46,16 @@ class TenantUse:
             self._hours.append(_bounded(_sum(self._minutes)))
 
     def hour(self) -> Used:
-        """Returns what tenants have used in the last hour."""
+        """Returns the use of tenants in the last hour."""
         return _sum([*self._minutes, self._new(self._read())])
 
     def day(self) -> Used:
-        """Returns what tenants have used in the last 24 hours."""
+        """Returns the use of tenants in the last 24 hours."""
         rest = self._samples % MINUTES
         return _sum([*self._hours, *islice(reversed(self._minutes), rest), self._new(self._read())])
 
     def tenants(self, most: int = TENANTS_MAX) -> list[dict[str, Any]]:
-        """Returns the figures of the tenants, those with the most tokens of the last day first."""
+        """Returns the figures of the tenants, ordered by the tokens of the last day, the most first."""
         hour, day = self.hour(), self.day()
         order = sorted(day, key=lambda tenant: (-day[tenant][2] - day[tenant][4], -day[tenant][0], tenant))
         return [{"tenant": name, "hour": _named(hour.get(name, NOTHING)), "day": _named(day[name])} for name in order[:most]]
@@ -66,7 +66,7 @@ class TenantUse:
         return PageAnswer(msgspec.json.encode({"known_s": known_s, "tenants": self.tenants()}) + b"\n", JSON)
 
     def _new(self, now: Used) -> Used:
-        """Returns what was used since the last bucket. A tenant whose series was given away begins anew."""
+        """Returns the use since the last bucket. A tenant whose series was given away begins anew."""
         found = {}
         for tenant, figures in now.items():
             before = self._last.get(tenant, NOTHING)

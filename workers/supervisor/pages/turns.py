@@ -2,10 +2,10 @@
 
 The supervisor also scrapes and sends heartbeats, so clients of the metrics port must not keep its event loop busy. All work for them is
 divided into short acts. `Turns` runs one act per turn of the loop, measures its CPU time, and adds ACT_COST_S. A `Share` is a bucket of
-seconds that fills with a fraction of the time. While it is empty, the acts wait, and the process does its other work. Time in which the
-process was frozen, or waited for a core, is nobody's: no client is charged for it.
+seconds that fills with a fraction of the time. While it is empty, the acts wait, and the process does its other work. No client is charged
+for time in which the process was frozen or waited for a core.
 
-    urgent acts     new connections and probes; they have a share of their own, and without it they are prompt acts
+    urgent acts     new connections and probes; they have their own share, and become prompt acts when it is used up
     prompt acts     heads of requests, and short answers; hosts take turns, so that a client waits for one act of each other host
     patient acts    pieces of long pages: one after every four prompt acts
 
@@ -25,10 +25,10 @@ from typing import Any, Final, Generic, TypeVar
 SHARE: Final = 1 / 4  # the share of the process's time that all pages together may take
 URGENT_SHARE: Final = 1 / 20  # the share of urgent acts: some 50 probes per second
 BURST_S: Final = 0.05
-PERIOD_S: Final = 1.0  # how often it is checked whether a host takes too much
+PERIOD_S: Final = 1.0  # how often to check whether a host takes too much
 USED_UP: Final = 0.8  # the part of the share above which it counts as used up
-MOST: Final = 0.5  # the part of what was used above which a host took most of it
-ACT_COST_S: Final = 0.0001  # what an act costs outside of it: the loop wakes up, reads, opens and closes connections
+MOST: Final = 0.5  # the part of the used time above which one host took most of it
+ACT_COST_S: Final = 0.0001  # the cost of an act outside of it: the loop wakes up, reads, opens and closes connections
 PROMPT_IN_A_ROW: Final = 4
 ACCEPTS_AT_ONCE: Final = 4
 ACCEPT_SHARE: Final = 0.1  # the share of the process's time that accepting may take
@@ -56,7 +56,7 @@ class Share:
         self._left_s -= seconds
 
     def wait_s(self) -> float:
-        """Returns the seconds until the next act may run; 0: now."""
+        """Returns the seconds until the next act may run."""
         now = self._clock()
         self._left_s = min(self._burst_s, self._left_s + (now - self._seen_at) * self._fraction)
         self._seen_at = now
@@ -64,10 +64,10 @@ class Share:
 
 
 class HostQueues(Generic[T]):
-    """Holds what waits for hosts. Hosts take turns."""
+    """Holds waiting items by host. Hosts take turns."""
 
     def __init__(self) -> None:
-        self._hosts: dict[str, deque[T]] = {}  # the next one in turn first
+        self._hosts: dict[str, deque[T]] = {}  # the next host in turn first
 
     def __len__(self) -> int:
         return sum(map(len, self._hosts.values()))
@@ -76,11 +76,11 @@ class HostQueues(Generic[T]):
         return bool(self._hosts)
 
     def add(self, host: str, one: T) -> None:
-        """Adds something at the end of its host's queue."""
+        """Adds an item at the end of its host's queue."""
         self._hosts.setdefault(host, deque()).append(one)
 
     def take(self, host: str | None = None) -> tuple[str, T]:
-        """Removes and returns the first of a host, None: of the next host in turn, with the host. There must be one."""
+        """Removes and returns the first item of a host (None: of the next host in turn), with the host. There must be an item."""
         host = next(iter(self._hosts)) if host is None else host
         queue = self._hosts.pop(host)
         one = queue.popleft()
@@ -89,11 +89,11 @@ class HostQueues(Generic[T]):
         return host, one
 
     def counts(self) -> Counter[str]:
-        """Returns how much waits for each host."""
+        """Returns the number of waiting items of each host."""
         return Counter({host: len(queue) for host, queue in self._hosts.items()})
 
     def clear(self) -> list[T]:
-        """Removes and returns all."""
+        """Removes and returns all items."""
         left = list(itertools.chain.from_iterable(self._hosts.values()))
         self._hosts.clear()
         return left
@@ -128,7 +128,7 @@ class Turns:
         self._timer: Any = None  # starts the next turn
 
     def urgent(self, act: Act, host: str = "") -> None:
-        """Queues a short act for which no page and no other client is to blame if it waits: it runs next, while its share lasts."""
+        """Queues a short act that must not wait because of pages or other clients: it runs next, while its share lasts."""
         if self._urgent_share.wait_s():
             self.prompt(act, host)
         else:
@@ -136,7 +136,7 @@ class Turns:
             self._schedule()
 
     def charge(self, seconds: float) -> None:
-        """Charges CPU time that an act causes outside of it. To be called by that act."""
+        """Charges CPU time that an act causes outside of it. The act itself calls this."""
         self._charged.spend(seconds)
 
     def prompt(self, act: Act, host: str = "") -> None:
@@ -201,7 +201,7 @@ class Turns:
         self._period_ends = now + PERIOD_S
 
     def _next(self) -> tuple[str, Act]:
-        """Returns the next act in turn, and the host of a prompt one, else ""."""
+        """Returns the next act in turn, and the host of a prompt act, or ""."""
         if self._prompt and (not self._patient or self._in_a_row < PROMPT_IN_A_ROW):
             self._in_a_row += 1
             return self._prompt.take()
@@ -236,7 +236,7 @@ class Listener:
         self._loop.add_reader(self._listening.fileno(), self._readable)
 
     def close(self) -> None:
-        """Accepts no more. The socket stays open: it belongs to the caller."""
+        """Accepts no more. The socket stays open for the caller."""
         if self._timer is not None:
             self._timer.cancel()
         else:

@@ -27,7 +27,7 @@ class Attached:
     """The segments of one instance. Raises SegmentError if they cannot be attached."""
 
     def __init__(self, seen: Seen, segments: Iterable[Segment] | None) -> None:
-        """`segments`: those that this process has mapped already; None: maps them by their names."""
+        """`segments`: the segments that this process has mapped already; None: maps them by their names."""
         self._seen = seen
         self._mapped: list[Segment] = []
         try:
@@ -41,24 +41,24 @@ class Attached:
             raise SegmentError(f"instance {seen} is not complete yet ({refused}): try again in a moment") from refused
 
     def close(self) -> None:
-        """Unmaps the segments that were mapped here."""
+        """Unmaps the segments that this object has mapped."""
         for segment in self._mapped:
             segment.close()
 
     def required(self, kind: type[S]) -> tuple[S, Region]:
-        """Returns the first part with this kind of schema. Raises SegmentError if there is none."""
+        """Returns the first part with this kind of schema. Raises SegmentError without such a part."""
         for part in self._parts.values():
             if isinstance(part.schema, kind):
                 return part.schema, part.region
         raise SegmentError(f"instance {self._seen} is not complete: no {kind.__name__} in its segments; try again in a moment")
 
     def document(self, name: str) -> DocumentReader | None:
-        """Returns the reader of these documents; None if the instance has none with this name."""
+        """Returns the reader of the documents with this name, or None."""
         part = self._parts.get(name)
         return DocumentReader(part.schema, part.region) if part is not None and isinstance(part.schema, DocumentSchema) else None
 
     def series(self, name: str, areas: Areas) -> SeriesReader | None:
-        """Returns the reader of the series with this name; None if the instance has no such series."""
+        """Returns the reader of the series with this name, or None."""
         part = self._parts.get(name)
         if part is None or not isinstance(part.schema, SeriesSchema):
             return None
@@ -66,7 +66,7 @@ class Attached:
         return SeriesReader(part.schema, part.region, serving=lambda index: areas.serving(index + 1))
 
     def streams(self) -> KvFigures | None:
-        """Returns the reader of the event streams' figures; None if the picker follows no streams."""
+        """Returns the reader of the event streams' figures, or None if the picker follows no streams."""
         documents, positions = self.document("kv_documents"), self._parts.get("kv_positions")
         if documents is None or positions is None:
             return None
@@ -92,7 +92,7 @@ class Counted(NamedTuple):
 
 
 class IndexCounts:
-    """Counts in one prefix index. `buckets_max`: how many buckets are counted at most."""
+    """Counts in one prefix index. `buckets_max`: the largest number of counted buckets."""
 
     def __init__(self, schema: IndexSchema, region: Region, buckets_max: int) -> None:
         self._schema = schema

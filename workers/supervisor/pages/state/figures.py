@@ -64,11 +64,11 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
 class Requests(msgspec.Struct, frozen=True, kw_only=True):
     """Requests over all workers. Errors are requests that the picker refused or failed.
 
-    Shares are shares of the prompt tokens since the start. `cached_share`: what servers reported as cached, in all requests.
-    `predicted_share`, `reported_share`: what the picker predicted and what servers reported as cached, in requests with both figures.
-    `salt_lost_share`: what could be cached at most besides, if tenants shared prefixes; None without cache salts.
-    `first_token_p50_s`, `first_token_p95_s`: quantiles of the time from a request to the first piece of its answer.
-    `waited_p50_s`, `waited_p95_s`: quantiles of the time in flow control; None without flow control.
+    Shares are shares of the prompt tokens since the start. `cached_share`: the tokens that servers reported as cached, in all requests.
+    `predicted_share`, `reported_share`: the tokens that the picker predicted and that servers reported as cached, in requests with both
+    figures. `salt_lost_share`: the tokens that could also be cached at most, if tenants shared prefixes; None without cache salts.
+    `first_token_p50_s`, `first_token_p95_s`: quantiles of the time from a request to the first piece of its answer. `waited_p50_s`,
+    `waited_p95_s`: quantiles of the time in flow control; None without flow control.
     """
 
     per_s: float | None
@@ -88,8 +88,8 @@ class Requests(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Supervisor(msgspec.Struct, frozen=True, kw_only=True):
-    """The supervisor. `heartbeat_age_s` is None before the first heartbeat. `replicas_needed`, `headroom`: the scaling signal; None: not
-    known.
+    """The supervisor. `heartbeat_age_s` is None before the first heartbeat. `replicas_needed`, `headroom`: the scaling signal, or None if
+    not known.
     """
 
     serving: bool
@@ -119,10 +119,10 @@ class EndpointFigures(msgspec.Struct, frozen=True, kw_only=True):
     """One endpoint. `scraped`: the columns that it reports. `traffic_share`: its share of the decisions since the last look.
 
     `predicted_share` and `reported_share`: as in `Requests`. `predicted_tokens`: predicted as cached, mean of the compared requests; None:
-    none was compared. `not_precise`: why the endpoint's prefix matches are not precise, or those of most requests; "" if they
-    are. `events_age_s`: seconds since the last message of its event stream. `held_blocks`: the number of blocks in its cache, as its events
-    tell. These three are None if the picker follows no event streams. `first_token`: what the latency model has learned of the time to the
-    first token, in words; None if it has learned nothing. `pool`: its name; None if the picker has one pool.
+    none was compared. `not_precise`: why the prefix matches of the endpoint, or of most requests, are not precise, or "". `events_age_s`:
+    seconds since the last message of its event stream. `held_blocks`: the number of blocks in its cache, according to its events. These
+    three are None if the picker follows no event streams. `first_token`: the learned time to the first token in words, or None if the
+    latency model has learned nothing. `pool`: its name; None if the picker has one pool.
     """
 
     name: str
@@ -147,12 +147,12 @@ class EndpointFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """All figures of one moment. `interval_s` is the time since the look before, None for the first look.
+    """All figures of one moment. `interval_s` is the time since the previous look, None for the first look.
 
-    `bands` is None without flow control, `others` without a replica store. The most important band comes first. `left_out` has the
-    plugins that failed too often, with the number of workers that leave them out. `flows`: those with waiting requests, the longest queue
-    first. `outcomes`: how requests have left flow control since the start. `errors`: error code -> failed requests since the start.
-    `pools`: in their order; none if the picker has one pool.
+    `bands` is None without flow control, `others` without a replica store. The most important band comes first. `left_out` has the disabled
+    plugins, with the number of workers that have disabled them. `flows`: the flows with waiting requests, the longest queue first.
+    `outcomes`: how requests have left flow control since the start. `errors`: error code -> failed requests since the start. `pools`: the
+    figures of several pools, in their order.
     """
 
     instance: Instance
@@ -176,12 +176,14 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def figures(instance: Instance, look: Look, before: Look | None) -> Figures:
-    """Computes all figures. Ordinals that never had a worker are left out. Endpoints are in the order of their names."""
+    """Computes all figures. Skips ordinals that never had a worker. Endpoints are in the order of their names."""
     return last(computing(instance, look, before))
 
 
 def only(figures: Figures, pool: str) -> Figures:
-    """Returns the figures with the pools, endpoints, bands and flows of one pool. Those of workers and requests stay those of all."""
+    """Returns the figures with the pools, endpoints, bands and flows of one pool. The figures of workers and requests still cover all
+    pools.
+    """
     return msgspec.structs.replace(
         figures,
         pools=[each for each in figures.pools if each.name == pool],
@@ -287,7 +289,7 @@ def _requests(look: Look, before: Look | None, elapsed: float | None) -> Request
 
 
 def _shares(looks: Sequence[Sums | None]) -> tuple[float | None, float | None]:
-    """Returns the predicted and the reported share of the prompt tokens; None if no prediction was compared."""
+    """Returns the predicted and the reported share of the prompt tokens, or None if no prediction was compared."""
     known = [look for look in looks if look is not None]
     prompt = sum(look.prompt for look in known)
     if not prompt:
@@ -380,7 +382,9 @@ def _endpoints(look: Look, before: Look | None, elapsed: float | None) -> Genera
 
 
 def _without_tokens(look: Look, before: Look | None, decided: int) -> str:
-    """Returns why most of the decisions since the look before had no tokens; without such decisions, of those since the start."""
+    """Returns why most of the decisions since the look before had no tokens; without such decisions, most of the decisions since the
+    start.
+    """
     then = counts_of(before.counters, WITHOUT_TOKENS) if before is not None and decided else {}
     new = Counter[str]()
     for labels, count in counts_of(look.counters, WITHOUT_TOKENS).items():

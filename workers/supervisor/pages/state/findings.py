@@ -1,4 +1,4 @@
-"""Finds what is wrong in a state, with the evidence and what to do. Pure: the same rules serve the page and commands.
+"""Finds faults in a state, with evidence and fix. Pure: the same rules serve the page and commands.
 
 A rule is a function from the state to findings. Their order is the order of the page: errors first.
 """
@@ -13,7 +13,7 @@ from workers.supervisor.pages.state.finding_texts import Values, cause, names, r
 from workers.supervisor.pages.state.pool_findings import by_pool, fewer, in_pool, unserved
 from workers.supervisor.pages.state.prefix_findings import block_sizes, caching_off, kv_events, salts_ignored, without_tokens
 
-SHOWN_AS: Final = {"on trial": "ejected"}  # it still gets no requests but one
+SHOWN_AS: Final = {"on trial": "ejected"}  # the endpoint gets only one request
 LAG_S: Final = 0.2
 GIVEN_UP_MIN: Final = 10
 GIVEN_UP_SHARE: Final = 0.1
@@ -22,12 +22,12 @@ HOT_WAITING: Final = 8
 RESTARTS_MIN: Final = 2
 WORKERS_MIN: Final = 2  # no more than needed to survive the loss of one, even with one CPU
 FREE_SHARE_MIN: Final = 0.1
-FOREIGN_SHARE: Final = 0.2  # of the metrics pages
+FOREIGN_SHARE: Final = 0.2  # share of the metrics pages
 FREE_BYTES_MIN: Final = 16 << 20
 BEYOND_MIN: Final = 3  # answers
 DAY_S: Final = 86_400
 EXPIRES_SOON_S: Final = 7 * DAY_S
-# Warnings about what may happen: nothing is wrong with a picker to which it does not.
+# Warnings about possible problems, which are no faults yet.
 ADVICE: Final = ("prefix-outweighs-load",)
 
 

@@ -1,15 +1,15 @@
-"""Makes one frame per second for all viewers: what has changed in the state since the frame before.
+"""Makes one frame per second for all viewers: the changes of the state since the previous frame.
 
     whole    the state: plain values, as in /debug/state
     patch    a JSON Merge Patch (RFC 7396) that leads from one state to the next
 
-The first viewer that needs a frame makes it, step by step, and others use it, too; without viewers nothing is made. So the state may be
-that of an earlier viewer, also if that one has left a frame half made: its `at` says when it was.
+The first viewer that needs a frame makes it, step by step, and others use it, too; without viewers no frame is made. So the state may be
+from the time of an earlier viewer, also if this viewer left during a frame. `at` has its time.
 
-A value that is unknown is missing, because a patch says null for what is gone. Ages are whole seconds, and other numbers have four
+Unknown values are missing, because null in a patch means that a value is gone. Ages are whole seconds, and other numbers have four
 significant digits: so an idle endpoint is in no patch.
 
-The last PATCHES_KEPT patches are kept. A viewer that is further behind has to begin again with the whole state.
+The last PATCHES_KEPT patches are kept. A viewer that is further behind must begin again with the whole state.
 """
 
 from collections import deque
@@ -37,7 +37,7 @@ Values = dict[str, Any]
 
 
 class State(NamedTuple):
-    """The state of one moment. `number`: of its frame. `values`: all but the endpoints. `endpoints`: by id.
+    """The state of one moment. `number`: the number of its frame. `values`: all values except the endpoints. `endpoints`: by id.
 
     `at`: when shared memory was read for it, in monotonic seconds.
     """
@@ -49,7 +49,7 @@ class State(NamedTuple):
 
 
 class Further(NamedTuple):
-    """What is not in shared memory. `values`: parts of the state. `why`: id of an endpoint -> why its last scrape failed."""
+    """Data that are not in shared memory. `values`: parts of the state. `why`: id of an endpoint -> why its last scrape failed."""
 
     values: Mapping[str, Any]
     why: Mapping[str, str]
@@ -61,7 +61,7 @@ class Frames:
     def __init__(
         self, source: Source, further: Callable[[Mapping[str, int]], Further], now: Callable[[], float], wall: Callable[[], float]
     ) -> None:
-        """`further(counters)`: returns what is not in the source's figures, for the counters of a look.
+        """`further(counters)`: returns the data that are not in the source's figures, for the counters of a look.
 
         `now`: monotonic seconds. `wall`: since the epoch.
         """
@@ -81,11 +81,11 @@ class Frames:
         return 0 if self.state is None else self.state.number
 
     def of(self, at: float) -> State | None:
-        """Returns the current state if it is that of the moment `at`, in monotonic seconds, or of a later one; else None."""
+        """Returns the current state if it is of the moment `at`, in monotonic seconds, or later; otherwise None."""
         return self.state if self.state is not None and self.state.at >= at else None
 
     def wait_s(self) -> float:
-        """Returns the seconds until the next step can be done; 0: now."""
+        """Returns the seconds until the next step."""
         return 0.0 if self._making is not None else max(0.0, self._due_at - self._now())
 
     def step(self) -> None:
@@ -96,18 +96,18 @@ class Frames:
             self._making = None
 
     def slot(self, wanted: str) -> tuple[int, int] | None:
-        """Returns the slot and the generation of the endpoint with this id; None if there is none."""
+        """Returns the slot and the generation of the endpoint with this id, or None."""
         known = zip(self._source.known(), self._source.pools_of_known(), strict=True)
         return next(((each.slot, each.generation) for each, pool in known if endpoint_id(each, pool) == wanted), None)
 
     def pool(self, wanted: str) -> tuple[int | None, str]:
-        """Returns the number of the pool with this name; if there is none, None and the reason."""
+        """Returns the number of the pool with this name, or None and the reason without such a pool."""
         names = self._source.pools()
         why = no_such_pool(wanted, names)
         return (None, why) if why else (list(names).index(wanted), "")
 
     def patch(self, number: int) -> bytes | None:
-        """Returns the patch that led to a frame; None if it is no longer kept."""
+        """Returns the patch that led to a frame, or None if the patch is not kept any more."""
         return next((patch for each, patch in self._patches if each == number), None)
 
     def _make(self) -> Iterator[None]:
@@ -169,7 +169,7 @@ class Frames:
 
 
 def endpoint_id(endpoint: Endpoint | EndpointFigures, pool: str | None = None) -> str:
-    """Returns the id of an endpoint in the state: its namespace, name and address, and its pool if there are several."""
+    """Returns the id of an endpoint in the state: its namespace, name and address, and its pool if the picker has several pools."""
     return f"{endpoint.namespace}/{endpoint.name} {endpoint.address}{'' if pool is None else f' {pool}'}"
 
 
@@ -185,7 +185,7 @@ def difference(old: Values, new: Values) -> Values:
 
 
 def plain(values: Values) -> Values:
-    """Returns the values without those that are None, with ages in whole seconds and other numbers of four significant digits."""
+    """Returns the values that are not None, with ages in whole seconds and other numbers of four significant digits."""
     return {key: _plain(key, value) for key, value in values.items() if value is not None}
 
 

@@ -6,9 +6,9 @@
 
 The first two together take at most BYTES_MAX. If the rows of a large pool would take more, every second row of the endpoints is dropped and
 the step between two rows doubles: 100 endpoints have a row each second, 1,000 endpoints one every 8 seconds. The same holds for the rows of
-pools and POOLS_BYTES: 100 pools have a row every 5 seconds. A cell that is unknown is NaN.
+pools and POOLS_BYTES: 100 pools have a row every 5 seconds. An unknown cell is NaN.
 
-A sample costs a few array operations, so that it can be taken whether or not someone watches. The history begins with the supervisor.
+A sample costs only a few array operations, so it is taken with and without viewers. The history begins with the supervisor.
 """
 
 import itertools
@@ -28,8 +28,8 @@ STEP_S: Final = 1.0
 POOL_STEP_S: Final = 5.0
 KEPT_S: Final = SAMPLES * STEP_S
 BYTES_MAX: Final = 4 << 20
-POOLS_BYTES: Final = 1 << 20  # besides, for the rows of pools
-ROW_BYTES: Final = 256  # what Python adds to a row of endpoints or pools
+POOLS_BYTES: Final = 1 << 20  # further room for the rows of pools
+ROW_BYTES: Final = 256  # the overhead of Python for a row of endpoints or pools
 FIGURES: Final = (
     "requests_per_s",
     "errors_per_s",
@@ -49,31 +49,32 @@ FIGURES: Final = (
 ENDPOINT_FIGURES: Final = ("running", "waiting", "kv_cache_usage", "in_flight")
 NOT_OF_POOLS: Final = ("processing_p99_s", "workers_serving", "endpoints_ready")
 POOL_FIGURES: Final = tuple(name for name in FIGURES if name not in NOT_OF_POOLS)
-TOGETHER_BYTES: Final = 2 * SAMPLES * ((len(FIGURES) + 1) * 4 + ROW_BYTES)  # for samples that are half a step apart
+TOGETHER_BYTES: Final = 2 * SAMPLES * ((len(FIGURES) + 1) * 4 + ROW_BYTES)  # room for samples that are half a step apart
 RECENT_STEP_S: Final = 30.0
 RECENT_S: Final = 300.0
 
-ALONE: Final = np.zeros(1, np.uint64)  # the key of what has no later one in its place
+ALONE: Final = np.zeros(1, np.uint64)  # the key of a row whose place never changes its owner
 
 Floats = npt.NDArray[np.float32]
 Shown = tuple[Sequence[float], Mapping[str, Sequence[float]]]  # the ages of samples in seconds, oldest first, and figures by name
 
 
 def key_of(name: str) -> int:
-    """Returns what distinguishes a pool from a later one in its place; 0 for an empty place."""
+    """Returns a number that distinguishes a pool from a later pool in its place, or 0 for an empty place."""
     return zlib.crc32(name.encode()) if name else 0
 
 
 class PoolSample(NamedTuple):
-    """The figures of several pools. `keys`: of each (`key_of`). `values`: shape (pools, POOL_FIGURES)."""
+    """The figures of several pools. `keys`: the key of each pool (`key_of`). `values`: shape (pools, POOL_FIGURES)."""
 
     keys: Words
     values: Floats
 
 
 class Sample(NamedTuple):
-    """The figures of one moment. `at`: monotonic seconds. `counters`: the present ones. `pool`: the figures of all pools, by name; a
-    missing one is unknown. `generations`: of each slot. `endpoints`: shape (slots, ENDPOINT_FIGURES). `pools`: None if none are due.
+    """The figures of one moment. `at`: monotonic seconds. `counters`: the present counters. `pool`: the figures of all pools together, by
+    name; a missing figure is unknown. `generations`: the generation of each slot. `endpoints`: shape (slots, ENDPOINT_FIGURES). `pools`:
+    None if no figures of pools are due.
     """
 
     at: float
@@ -85,7 +86,7 @@ class Sample(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One row of endpoints or pools. `keys`: what distinguishes each from a later one in its place."""
+    """One row of endpoints or pools. `keys`: the numbers that distinguish each endpoint or pool from a later one in its place."""
 
     at: float
     keys: Words
@@ -98,7 +99,9 @@ class Row(NamedTuple):
 
 
 class Rows:
-    """Rows within a limited room: they become fewer while they are large. `step_s`: between two rows. `bytes`: what they take."""
+    """Rows within limited room: the larger the rows, the fewer are kept. `step_s`: the time between two rows. `bytes`: the size of all
+    rows.
+    """
 
     def __init__(self, figures: Sequence[str], room: int, least_s: float) -> None:
         """`least_s`: the shortest step."""
@@ -124,7 +127,7 @@ class Rows:
             self.step_s /= 2
 
     def of(self, place: int, key: int, now: float) -> Shown:
-        """Returns what the rows have of one endpoint or pool."""
+        """Returns the rows' figures of one endpoint or pool."""
         rows = [row for row in self._rows if place < len(row.keys) and row.keys[place] == key and now - row.at <= KEPT_S]
         values = np.array([row.values[place] for row in rows]).reshape(len(rows), len(self._figures))
         return [round(now - row.at, 1) for row in rows], dict(zip(self._figures, values.T.tolist(), strict=True))
@@ -138,18 +141,18 @@ class Rows:
 
 
 class Recent:
-    """Remembers the counters once per RECENT_STEP_S, for RECENT_S, so that findings can tell what happens now from what happened once."""
+    """Remembers the counters once per RECENT_STEP_S, for RECENT_S, so that findings can distinguish present problems from past problems."""
 
     def __init__(self) -> None:
         self._kept: deque[tuple[float, Mapping[str, int]]] = deque(maxlen=int(RECENT_S / RECENT_STEP_S) + 1)
 
     def add(self, at: float, counters: Mapping[str, int]) -> None:
-        """Remembers the counters at time `at`, unless the last ones are younger than RECENT_STEP_S."""
+        """Remembers the counters at time `at`, unless the last counters are younger than RECENT_STEP_S."""
         if not self._kept or at - self._kept[-1][0] >= RECENT_STEP_S:
             self._kept.append((at, counters))
 
     def increases(self, counters: Mapping[str, int]) -> dict[str, int]:
-        """Returns by how much each counter has grown since the oldest remembered ones. Leaves out those that have not grown."""
+        """Returns by how much each counter has grown since the oldest remembered counters. Skips counters that have not grown."""
         if not self._kept:
             return {}
         then = self._kept[0][1]

@@ -1,4 +1,4 @@
-"""Defines a look: one copy of what shared memory holds about a picker, as plain values. `source` takes it, `figures` computes from it.
+"""Defines a look: one copy of a picker's shared memory, as plain values. `source` takes a look, and `figures` computes from it.
 
 Histograms are counts per bucket; the last bucket counts the values above all bounds.
 """
@@ -30,9 +30,9 @@ class AreaLook:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointLook:
-    """The row of one endpoint. `picks`: decisions so far; None if the picker does not count them per endpoint.
+    """The row of one endpoint. `picks`: decisions so far, or None if the picker does not count them per endpoint.
 
-    `cached`: the compared predictions; None if there are none. `stream`: None if the picker follows no event streams.
+    `cached`: the compared predictions, or None. `stream`: None if the picker follows no event streams.
     """
 
     name: str
@@ -49,7 +49,7 @@ class EndpointLook:
     cached: Sums | None = None
     stream: StreamFigures | None = None
     pool: str | None = None  # its name; None if the picker has one pool
-    first_token: str | None = None  # what the latency model has learned, in words; None if it has learned nothing
+    first_token: str | None = None  # the learned time to the first token in words, or None if the latency model has learned nothing
 
 
 class IndexLook(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,9 +83,10 @@ class TriedSide(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TryoutFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """The candidate that is tried. `share`: the share of the requests that it decides.
+    """The candidate. `share`: the share of the requests that the candidate decides.
 
-    If `share` is 0, the decisions of the candidate are only compared with the real ones, and counted as `agreed`, `differed` or `failed`.
+    If `share` is 0, the decisions of the candidate are only compared with the real decisions, and counted as `agreed`, `differed` or
+    `failed`.
     """
 
     generation: int
@@ -114,9 +115,9 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PoolLook(msgspec.Struct, frozen=True, kw_only=True):
-    """One of several pools. `routed`: requests that got an endpoint since the start. `failed`: those that failed, in the picker or at a
-    model server. `queued`: those that wait in flow control. `first_token`: times to the first token, per bucket. `configuration`: None if
-    it has none yet.
+    """One of several pools. `routed`: requests that got an endpoint since the start. `failed`: requests that failed, in the picker or at a
+    model server. `queued`: requests that wait in flow control. `first_token`: times to the first token, per bucket. `configuration`: None
+    before the first configuration.
     """
 
     name: str
@@ -128,7 +129,7 @@ class PoolLook(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FlowLook(msgspec.Struct, frozen=True, kw_only=True):
-    """The waiting requests of one flow over all workers. `bytes`: of their bodies. `pool`: None if the picker has one pool."""
+    """The waiting requests of one flow over all workers. `bytes`: the size of their bodies. `pool`: None if the picker has one pool."""
 
     fairness_id: str
     priority: int
@@ -148,7 +149,7 @@ class OutcomeLook(msgspec.Struct, frozen=True, kw_only=True):
 
 class BandLook(msgspec.Struct, frozen=True, kw_only=True):
     """The waiting requests of one band of flow control over all workers. `oldest_age_s` is None without waiting requests, and if the picker
-    has several pools. `pool`: None if it has one.
+    has several pools. `pool`: None if the picker has one pool.
     """
 
     priority: int
@@ -159,7 +160,7 @@ class BandLook(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Others(msgspec.Struct, frozen=True, kw_only=True):
-    """What other replicas have in flight and in queues. `age_s`: the age of these figures; above a second they do not count."""
+    """The requests of other replicas in flight and in queues. `age_s`: the age of these figures; above a second they do not count."""
 
     replicas: int
     requests: int
@@ -185,8 +186,8 @@ class Look:
     errors: Mapping[str, int] = field(default_factory=dict)  # error code -> requests that failed with it
     flows: Sequence[FlowLook] = ()
     outcomes: Sequence[OutcomeLook] = ()
-    left_out: Mapping[str, int] = field(default_factory=dict)  # by plugin: the number of workers that leave it out
-    pools: Sequence[PoolLook] = ()  # none if the picker has one pool
+    left_out: Mapping[str, int] = field(default_factory=dict)  # disabled plugin -> the number of workers that have disabled it
+    pools: Sequence[PoolLook] = ()  # empty if the picker has one pool
 
 
 def counter_name(metric: Metric, value: str) -> str:
@@ -201,7 +202,7 @@ def counts_of(counters: Mapping[str, int], metric: Metric) -> dict[str, int]:
 
 
 def tryout_figures(tried: TryoutStatus | None) -> TryoutFigures | None:
-    """Returns the figures of the candidate that is tried; None if there is none."""
+    """Returns the figures of the candidate, or None."""
     if tried is None:
         return None
     named = ((IN_FORCE, tried.in_force), (CANDIDATE, tried.candidate))
@@ -246,5 +247,5 @@ def quantile(q: float, bounds: Sequence[float], counts: Sequence[int]) -> float 
 
 
 def quantile_since(q: float, bounds: Sequence[float], counts: Sequence[int], before: Sequence[int]) -> float | None:
-    """Returns the quantile of what was counted since `before`. A count that has fallen since then counts as 0."""
+    """Returns the quantile of the values counted since `before`. A count that has fallen since then counts as 0."""
     return quantile(q, bounds, [max(0, now - then) for now, then in zip(counts, before, strict=True)])

@@ -32,10 +32,10 @@ CONFIGURATIONS_CHARS_MAX: Final = 1 << 18
 
 
 class Told(NamedTuple):
-    """What the other parts of the supervisor tell. `troubles`: id of an endpoint -> why its last scrape failed.
+    """The data from the other parts of the supervisor. `troubles`: id of an endpoint -> why its last scrape failed.
 
     `access_refused`: resource of Kubernetes -> why it cannot be followed. `unserved`: InferencePool -> why it is not served.
-    `store_connected`: whether the replica store can be used; None without one.
+    `store_connected`: whether the replica store can be used; None without a store.
     """
 
     troubles: Mapping[str, str]
@@ -58,7 +58,7 @@ class StateParts:
         self._flows: dict[str, FlowFigures] = {}  # by the name of the pool
 
     def further(self, counters: Mapping[str, int]) -> Further:
-        """Returns the parts by name, made of plain values, and why scrapes fail. `counters`: the present ones."""
+        """Returns the parts by name, made of plain values, and why scrapes fail. `counters`: the present counters."""
         options, told = self._instance.options, self._told()
         processes, certificates = self._by_process()
         values = {
@@ -98,12 +98,14 @@ class StateParts:
         return found, certificates
 
     def _full_first(self) -> list[Instance]:
-        """Returns up to FLOWS_SHOWN of several pools with flow control, those with waiting requests first."""
+        """Returns up to FLOWS_SHOWN of several pools with flow control, pools with waiting requests first."""
         flows = [pool for pool in self._pools if pool.config.flow is not None]
         return sorted(flows, key=lambda pool: -pool.memory.flow.total(WAITING))[:FLOWS_SHOWN]
 
     def _of_pools(self) -> Mapping[str, Any]:
-        """Returns what is known of several pools, by name: the port of its own, the limits of flow control, why it is out of service."""
+        """Returns facts about several pools, by name: the pool's own port, the limits of flow control, and why the pool is out of
+        service.
+        """
         choice, pools = self._instance.choice, self._instance.pools
         ports = choice.ports if choice is not None and self._pools else {}
         found: dict[str, dict[str, Any]] = {pools[number].options.pool_name: {"port": port} for port, number in ports.items()}
@@ -117,7 +119,7 @@ class StateParts:
         return found
 
     def _flow_control(self, pool: Instance) -> Mapping[str, Any] | None:
-        """Returns the limits and the saturation by stage; None if flow control is off."""
+        """Returns the limits and the saturation by stage, or None if flow control is off."""
         plan, name = pool.config.flow, pool.options.pool_name
         if name not in self._flows and (made := figures_of(pool)) is not None:
             self._flows[name] = made
@@ -147,7 +149,7 @@ class StateParts:
         for option in options.__struct_fields__:
             name, value = OTHER_FLAGS.get(option, option), shown_option(option, getattr(options, option))
             flags[name.replace("_", "-")] = {"value": value, "origin": options.given.get(name, "default")}
-        del flags["given"], flags["pool-given"]  # not flags, but what is known about them
+        del flags["given"], flags["pool-given"]  # not flags, but facts about flags
         if not self._instance.pool_names:
             return {**_shown(config), "flags": flags}
         return {"source": options.pools_file or options.config_dir, "configurations": self._configurations(), "flags": flags}

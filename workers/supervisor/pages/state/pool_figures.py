@@ -33,7 +33,7 @@ Ints = npt.NDArray[np.int64]
 class PoolCounts(NamedTuple):
     """Counts since the start, one row for each pool.
 
-    `routed`: requests that got an endpoint. `failed`: those that failed, in the picker or at a server. `first_token`: times to the first
+    `routed`: requests that got an endpoint. `failed`: requests that failed, in the picker or at a server. `first_token`: times to the first
     token, per bucket. `compared`: prompt tokens of requests with a prediction: all, predicted as cached and reported as cached.
     """
 
@@ -43,7 +43,7 @@ class PoolCounts(NamedTuple):
     compared: Ints
 
     def since(self, before: "PoolCounts") -> "PoolCounts":
-        """Returns what has been counted since `before`. Counts of label sets that are gone count as 0."""
+        """Returns the counts since `before`. Counts of label sets that are gone are 0."""
         return PoolCounts(*(np.maximum(now - then, 0) for now, then in zip(self, before, strict=True)))
 
 
@@ -78,7 +78,7 @@ def _summed(series: SeriesReader, names: Sequence[str], words: list[int] | slice
     labels, ints, _, _ = series.totals()
     at, wanted = series.schema.labels.index(POOL), [(series.schema.labels.index(name), value) for name, value in (only or {}).items()]
     numbers = {name: number for number, name in enumerate(names) if name}
-    others = len(names)  # the row of what counts for none of these pools
+    others = len(names)  # the row of counts for none of these pools
     rows = [numbers.get(row[at], others) if all(row[place] == value for place, value in wanted) else others for row in labels]
     values = ints[:, words]
     found = np.zeros((len(names) + 1, values.shape[1]), np.int64)
@@ -87,7 +87,7 @@ def _summed(series: SeriesReader, names: Sequence[str], words: list[int] | slice
 
 
 class Member(Protocol):
-    """An endpoint, as `workers.supervisor.pages.state.figures.EndpointFigures` has it."""
+    """The part of `workers.supervisor.pages.state.figures.EndpointFigures` that this module uses."""
 
     @property
     def pool(self) -> str | None: ...
@@ -101,9 +101,9 @@ class Member(Protocol):
 
 class PoolFigures(msgspec.Struct, frozen=True, kw_only=True):
     """One of several pools. `fresh`: its endpoints with fresh metrics. `waiting`: requests that wait at its servers; `queued`: in flow
-    control. `requests_per_s`: those that got an endpoint. `errors_per_s`: those that failed, in the picker or at a server.
-    `first_token_p50_s`, `first_token_p95_s`: quantiles of the time from a request to the first piece of its answer.
-    `configuration`: None if it has none yet.
+    control. `requests_per_s`: requests that got an endpoint. `errors_per_s`: requests that failed, in the picker or at a server.
+    `first_token_p50_s`, `first_token_p95_s`: quantiles of the time from a request to the first piece of its answer. `configuration`: None
+    if it has none yet.
     """
 
     name: str
@@ -120,7 +120,7 @@ class PoolFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def pool_figures(look: Look, before: Look | None, elapsed: float | None, endpoints: Sequence[Member]) -> list[PoolFigures]:
-    """Returns the figures of each pool; none if the picker has one pool. `elapsed`: the seconds since the look before."""
+    """Returns the figures of each pool, or no figures if the picker has one pool. `elapsed`: the seconds since the previous look."""
     then = {each.name: each for each in before.pools} if before is not None else {}
     bounds, members = look.bounds.get(TIME_TO_FIRST.name, ()), dict[str | None, list[Member]]()
     for endpoint in endpoints:

@@ -1,4 +1,4 @@
-"""Finds what is wrong with each of several pools: gives the rules about a pool only what belongs to it. Pure, as `findings`."""
+"""Finds the faults of each of several pools: gives the rules about a pool only the state of this pool. Pure, as `findings`."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -8,8 +8,8 @@ import msgspec
 from workers.shared.doctor_report import ERROR, WARNING, Finding
 from workers.supervisor.pages.state.finding_texts import Values
 
-SHARED: Final = "The same in "  # begins the title of a finding about several pools
-SAME_MAX: Final = 20  # pools with the same finding that are told apart
+SHARED: Final = "The same in "  # the beginning of the title of a finding about several pools
+SAME_MAX: Final = 20  # the number of pools with the same finding that are named one by one
 OF: Final = " of pool "
 PARTS: Final = ("bands", "flows")
 UNSERVED_FIX: Final = (
@@ -20,7 +20,7 @@ OF_POOLS: Final = ("flow_control", "out_of_service")
 
 
 def by_pool(values: Values, endpoints: Mapping[str, Values]) -> Iterator[tuple[str, Values, Mapping[str, Values]]]:
-    """Yields each pool with the state as it would be if the picker had only this pool: what a rule about a pool reads."""
+    """Yields each pool with the state of a picker that has only this pool, for the rules about a pool."""
     members: dict[str, dict[str, Values]] = {name: {} for name in values["pools"]}
     for key, each in endpoints.items():
         members.setdefault(each.get("pool", ""), {})[key] = each
@@ -29,7 +29,7 @@ def by_pool(values: Values, endpoints: Mapping[str, Values]) -> Iterator[tuple[s
 
 
 def of_pool(values: Values, pool: str) -> Values:
-    """Returns what the state says of one pool, without its endpoints."""
+    """Returns the part of the state about one pool, without its endpoints."""
     own: dict[str, Any] = {part: [each for each in values.get(part) or () if each.get("pool") == pool] for part in PARTS}
     end = f"{OF}{pool}"
     own["left_out"] = {name.removesuffix(end): workers for name, workers in values.get("left_out", {}).items() if name.endswith(end)}
@@ -39,7 +39,7 @@ def of_pool(values: Values, pool: str) -> Values:
 
 
 def settings_of(values: Values, pool: str) -> Values:
-    """Returns the configuration of a pool, as `settings` has that of a picker of one pool."""
+    """Returns the configuration of a pool in the form of `settings`."""
     every: Sequence[Values] = values.get("settings", {}).get("configurations", ())
     return next((each for each in every if pool in each["pools"]), {})
 
@@ -51,7 +51,7 @@ def in_pool(pool: str, found: Iterable[Finding]) -> Iterator[Finding]:
 
 
 def unserved(values: Values, _endpoints: Mapping[str, Values]) -> Iterator[Finding]:
-    """Yields the InferencePools that this picker could serve and does not, with the reasons; and that it has found none, if so."""
+    """Yields the InferencePools that this picker could serve but does not, with the reasons. Also says if it has found no InferencePool."""
     why: Mapping[str, str] = values.get("pools_unserved", {})
     for name, reason in why.items():
         yield Finding("pool-not-served", ERROR, f"InferencePool {name} is not served", reason, UNSERVED_FIX)
@@ -64,7 +64,7 @@ def unserved(values: Values, _endpoints: Mapping[str, Values]) -> Iterator[Findi
 
 
 def fewer(found: Iterable[Finding]) -> Iterator[Finding]:
-    """Yields the findings, and those that more than SAME_MAX pools share as one for the other pools."""
+    """Yields the findings. If more than SAME_MAX pools share a finding, joins the findings of the further pools."""
     more: dict[str, list[Finding]] = {}
     seen: dict[str, int] = {}
     for each in found:

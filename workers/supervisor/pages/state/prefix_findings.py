@@ -1,4 +1,4 @@
-"""Finds what is wrong with prefix caches and with what the picker knows of them. Pure, as `findings`."""
+"""Finds faults of prefix caches and of the picker's knowledge about them. Pure, as `findings`."""
 
 from collections.abc import Iterator, Mapping
 from typing import Final
@@ -11,12 +11,12 @@ from workers.shared.doctor_report import ERROR, WARNING, Finding
 from workers.supervisor.pages.state.finding_texts import Values, names, recent_answers, some
 from workers.supervisor.pages.state.look import counts_of
 
-APART: Final = 0.25  # of the prompt: predicted and reported shares further apart deserve a look
+APART: Final = 0.25  # of the prompt: a larger difference between predicted and reported shares is a finding
 # Predictions of fewer blocks of a server than this prove nothing: they may be of a block that it did not fill.
 BLOCKS_BEYOND: Final = 2
 IGNORED_MIN: Final = 3  # answers; one alone may be of a prefix that the picker has forgotten
 UNKNOWN_BLOCK_TOKENS: Final = 1024  # at least the block of a server that does not report its size
-# Why KV events are not read -> what to do. Other reasons pass by themselves, or are how the server is.
+# Why KV events are not read -> what to do. Other reasons pass by themselves, or need no fix.
 UNREAD_EVENTS: Final = dict.fromkeys(
     (NOT_CONNECTED, LOST, NO_EVENTS),
     "compare socketPort with the port in the server's --kv-events-config; `epp doctor --kv-events HOST` connects as the picker does",
@@ -96,7 +96,7 @@ def block_sizes(_values: Values, endpoints: Mapping[str, Values]) -> Iterator[Fi
 
 
 def unreported(endpoints: Mapping[str, Values]) -> list[Values]:
-    """Returns the endpoints that report no cache hits where many were predicted."""
+    """Returns the endpoints that report no cache hits although many were predicted."""
     return [
         each
         for each in endpoints.values()

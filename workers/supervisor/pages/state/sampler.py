@@ -22,7 +22,7 @@ HISTOGRAMS: Final = (TIME_TO_FIRST.name, REQUEST_PROCESSING.name)
 
 
 class Sampler:
-    """Takes one sample after the other. Rates, quantiles and shares are of the time since the sample before."""
+    """Takes one sample after the other. Rates, quantiles and shares describe the time since the previous sample."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -70,7 +70,7 @@ class Sampler:
         return Sample(now, counters, pool, copy.generation, endpoints, pools)
 
     def _endpoints(self, copy: TableCopy) -> Floats:
-        """Returns the figures of all slots, shape (slots, ENDPOINT_FIGURES); NaN where an endpoint does not report one."""
+        """Returns the figures of all slots, shape (slots, ENDPOINT_FIGURES); NaN for figures that an endpoint does not report."""
         schema, present = self._source.table.schema, copy.present
         cells = np.full((len(copy.rows), len(ENDPOINT_FIGURES)), np.nan, np.float32)
         for at, name in enumerate(SCRAPED):
@@ -111,7 +111,7 @@ class PoolSampler:
         self._counts: PoolCounts | None = None
 
     def sample(self, now: float, cells: Floats) -> PoolSample | None:
-        """Takes a sample. Returns None if none is due, or if there is only one pool. `cells`: the figures of all slots."""
+        """Takes a sample. Returns None if no sample is due, or if the picker has one pool. `cells`: the figures of all slots."""
         names = self._source.pools()
         if not names or now - self._at < POOL_STEP_S - STEP_S / 2:
             return None

@@ -1,4 +1,4 @@
-"""Reads what workers count about requests by label: times to the first token, errors, waiting flows, and outcomes of flow control."""
+"""Reads the workers' counts of requests by label: times to the first token, errors, waiting flows, and outcomes of flow control."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +19,7 @@ class Served:
     """Sums series over all workers. A group that the picker does not have counts nothing."""
 
     def __init__(self, series: Callable[[str], SeriesReader | None], *, several: bool) -> None:
-        """`series`: returns the reader of the series with this name; None if there are none. `several`: whether there are several pools."""
+        """`series`: returns the reader of the series with this name, or None. `several`: whether the picker has several pools."""
         self._several = several
         self._requests = series(REQUEST_FIGURES.name)
         self._errors = series(ERROR.name)
@@ -63,7 +63,9 @@ class Served:
         ]
 
     def bands(self) -> Sequence[BandLook]:
-        """Returns the bands with waiting requests, by pool and priority: those of several pools, whose places only workers know."""
+        """Returns the bands with waiting requests of several pools, by pool and priority, because only workers know the places of these
+        bands.
+        """
         waiting = self._waiting(lambda _, priority, pool: (pool, priority))
         return [
             BandLook(priority=priority, requests=requests, bytes=size, oldest_age_s=None, pool=pool)
@@ -93,9 +95,9 @@ class Served:
         return sorted(found, key=lambda each: (-each.priority, each.outcome, each.pool or ""))
 
     def pools(self, names: Sequence[str], queued: Sequence[int], configurations: Sequence[Configuration | None]) -> Sequence[PoolLook]:
-        """Returns the figures of each of several pools that do not belong to one endpoint. `queued`: requests in flow control.
+        """Returns the figures of each of several pools that are not about a single endpoint. `queued`: requests in flow control.
 
-        `configurations`: what is in force.
+        `configurations`: the configurations in force.
         """
         if not names:
             return ()
@@ -107,7 +109,7 @@ class Served:
         ]
 
     def counts(self, names: Sequence[str]) -> PoolCounts:
-        """Returns what is counted of each of several pools."""
+        """Returns the counts of each of several pools."""
         return counts_by_pool(names, self._attempts, self._errors, self._requests, self._predictions)
 
     def _shown(self, pool: str) -> str | None:

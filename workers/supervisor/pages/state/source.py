@@ -3,7 +3,7 @@
 A look copies row by row, so the values of two processes may be from slightly different times. In a large prefix index, a look counts the
 entries of an evenly spread sample of the buckets, so that it takes the same time for every size.
 
-What this does not do: compare looks, or decide what a terminal shows.
+This module does not compare looks, and does not decide what a terminal shows.
 """
 
 import contextlib
@@ -47,24 +47,25 @@ from workers.worker.telemetry.cache_prediction import sums
 
 GONE_S = 1.0  # if the parent is gone and no process has sent a heartbeat for this time, all processes are dead
 COUNTED_BUCKETS_MAX = 1 << 17  # buckets of the prefix index that one look counts
-DOUBTED_MAX = 16  # endpoints with implausible reports of usage, or of cached tokens, that are told apart
+DOUBTED_MAX = 16  # endpoints with implausible reports of usage, or of cached tokens, that are named one by one
 
 S = TypeVar("S", bound=Schema)
 PickKey = tuple[str, ...]
 
 
 class Source:
-    """Reads the shared memory of one instance. Raises SegmentError if it cannot be attached or read.
+    """Reads the shared memory of one instance. Raises SegmentError if the memory cannot be attached or read.
 
-    `areas`, `table`, `predictions`, `served`, `flow`: the readers that `sampler` uses, too. `flow`: of the first pool; None if it is off.
+    `areas`, `table`, `predictions`, `served`, `flow`: the readers that `sampler` uses, too. `flow`: the flow areas of the first pool, or
+    None if flow control is off.
     """
 
     def __init__(
         self, seen: Seen, run_dir: str, segments: Iterable[Segment] | None = None, *, counted_buckets: int = COUNTED_BUCKETS_MAX
     ) -> None:
-        """`segments`: those that this process has mapped already; None: maps them by their names.
+        """`segments`: the segments that this process has mapped already; None: maps them by their names.
 
-        `counted_buckets`: how many buckets of the prefix index a look counts at most.
+        `counted_buckets`: the largest number of buckets of the prefix index that a look counts.
         """
         self.seen = seen
         self._run_dir = run_dir
@@ -92,7 +93,7 @@ class Source:
         self.served = Served(series, several=self._names.several)
 
     def pools(self) -> Sequence[str]:
-        """Returns the present name of each of several pools, "" for a place without one; none if the picker has one pool."""
+        """Returns the present name of each of several pools, and "" for a place without a pool. Empty if the picker has one pool."""
         return self._names.current()
 
     def queued(self) -> list[int]:
@@ -163,7 +164,7 @@ class Source:
         return counters
 
     def ended(self, now: float) -> str:
-        """Returns why the instance has ended; "" while it lives."""
+        """Returns why the instance has ended, or "" while it lives."""
         current = observe.instance(self._run_dir, self.seen.name)
         name = f"{self.seen.name} (pid {self.seen.pid})"
         if current is None:
@@ -229,7 +230,7 @@ class Source:
         return found
 
     def _latencies(self, now: float) -> Mapping[tuple[int, int], str]:
-        """Returns (slot, generation) -> what the latency model has learned, in words."""
+        """Returns (slot, generation) -> the learned time to the first token in words."""
         words: dict[tuple[int, int], str] = {}
         for pool in range(max(1, len(self.pools())) if self._latency is not None else 0):
             assert self._latency is not None
@@ -243,12 +244,12 @@ class Source:
         return words
 
     def _pool_name(self, pool: int) -> str | None:
-        """Returns the name of a pool; None if the picker has one pool."""
+        """Returns the name of a pool, or None if the picker has one pool."""
         names = self.pools()
         return None if not names else names[pool] if pool < len(names) else ""
 
     def known(self) -> Sequence[Endpoint]:
-        """Returns the endpoints that discovery knows now."""
+        """Returns the endpoints that discovery knows at present."""
         try:
             return self._endpoints.current()
         except msgspec.MsgspecError as failure:
@@ -264,7 +265,7 @@ class Source:
         return {name: float(copy.column(index)[slot]) for index, name in columns if present >> index & 1}
 
     def _picks(self) -> Counter[PickKey] | None:
-        """Returns the number of decisions per endpoint so far; None if the picker has no such series.
+        """Returns the number of decisions per endpoint so far, or None if the picker has no such series.
 
         Endpoints for which the series have no room are missing.
         """
@@ -279,11 +280,11 @@ class Source:
         return found
 
     def _configurations(self) -> list[Configuration | None]:
-        """Returns the configuration in force of each of several pools; None for a place without a pool."""
+        """Returns the configuration in force of each of several pools, or None for a place without a pool."""
         return [self._configuration(pool) if name else None for pool, name in enumerate(self.pools())]
 
     def _configuration(self, pool: int | None = None) -> Configuration | None:
-        """Returns the configuration in force of a pool, or of the only one; None if there is none."""
+        """Returns the configuration in force of a pool, or of the only pool. Returns None without a configuration."""
         status = reload_status.read(self._status, pool or 0) if self._status is not None else None
         if status is None or not status.generation:
             return None
@@ -295,14 +296,14 @@ class Source:
         )
 
     def _left_out(self) -> Mapping[str, int]:
-        """Returns plugin -> number of workers that leave it out."""
+        """Returns disabled plugin -> number of workers that have disabled it."""
         if self._isolation is None:
             return {}
         rows = self._isolation.rows().items()
         return {_plugin(labels): values.gauges[0] for labels, values in rows if values.gauges[0]}
 
     def _others(self, now: float) -> Others | None:
-        """Returns what other replicas have; None without a replica store."""
+        """Returns the requests of other replicas, or None without a replica store."""
         if not self._remotes:
             return None
         area = self._remotes[0]
@@ -334,5 +335,5 @@ class Source:
 
 
 def _plugin(labels: Sequence[str]) -> str:
-    """Returns the name of a plugin, with that of its pool if there are several."""
+    """Returns the name of a plugin, with the name of its pool if the picker has several pools."""
     return labels[0] if len(labels) == len(ISOLATION.labels) else f"{labels[0]} of pool {labels[-1]}"

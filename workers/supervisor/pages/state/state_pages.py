@@ -1,4 +1,4 @@
-"""Serves what `/debug/state` and the pages under it show. `docs/live-page.md` describes the documents.
+"""Serves `/debug/state` and the pages under it. `docs/live-page.md` describes the documents.
 
     /debug/state           the whole state as JSON
     /debug/state/stream    Server-Sent Events: `state` with the whole state, then one `patch` per second
@@ -41,7 +41,7 @@ class StatePages:
         return PageAnswer(self._whole(self._frames()), JSON, fields=NO_STORE)
 
     def stream(self, _request: Request) -> PageAnswer:
-        """The state, and then what changes in it, once per second."""
+        """The state, and then its changes, once per second."""
         if len(self._viewers) >= VIEWERS_MAX:
             return TOO_MANY
         followed = self._followed(self._frames())
@@ -49,7 +49,7 @@ class StatePages:
         return PageAnswer(followed, EVENTS, fields=NO_STORE, endless=True)
 
     def history(self, request: Request) -> PageAnswer:
-        """The figures of the last 15 minutes: of one endpoint, of one of several pools, or of all together."""
+        """The figures of the last 15 minutes: of one endpoint, of one of several pools, or of all pools together."""
         wanted, pool = request.values("endpoint", "pool")
         if pool:
             number, why = self._frames().pool(pool)
@@ -90,7 +90,7 @@ class StatePages:
             yield b"event: patch\nid: %d\ndata: " % seen + patch + b"\n\n"
 
     def _present(self, frames: Frames) -> Generator[Piece, None, State]:
-        """Returns a state that is at most FRAME_S older than this call. Makes one if there is none."""
+        """Returns a state that is at most FRAME_S older than this call. Makes a new state if necessary."""
         oldest = self._now() - FRAME_S
         while (state := frames.of(oldest)) is None:
             yield from _step(frames)
