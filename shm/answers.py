@@ -9,8 +9,9 @@
     worker 1 | ...
 
 Each cell is one 8-byte word. Each worker writes its own row, and the supervisor reads all. `changes` grows with each count, so a reader
-that has seen it need not look further. Counts only grow, until a worker gives a place to another kind: it first frees the place, then
-clears its counts. A kind is a number that is the same in all workers. This module does not know what kinds and outcomes stand for.
+that finds the number unchanged need not read further. Counts only grow, until a worker gives a place to another kind: it first frees the
+place, then clears the counts of the place. A kind is a number that is the same in all workers. This module does not know what kinds and
+outcomes stand for.
 """
 
 from typing import NamedTuple
@@ -52,7 +53,7 @@ class AnswersWriter:
             self.give(place, 0)
 
     def give(self, place: int, kind: int) -> None:
-        """Gives a place to another kind. Its counts begin at 0."""
+        """Gives a place to another kind. The counts of the place begin at 0."""
         schema, words = self.schema, self._words
         words[1 + place] = 0
         for which in (SENT, FAILED):
@@ -72,7 +73,7 @@ class AnswersWriter:
 
 
 class Counts(NamedTuple):
-    """What all workers have counted. `kinds`: shape (workers, kinds). `answers`: shape (workers, 2, kinds, slots), SENT and FAILED.
+    """The counts of all workers. `kinds`: shape (workers, kinds). `answers`: shape (workers, 2, kinds, slots), SENT and FAILED.
 
     `outcomes`: shape (outcomes, slots), over all workers.
     """
@@ -96,7 +97,7 @@ class AnswersReader:
         self._watch[0] = int(on)
 
     def changes(self) -> list[int]:
-        """Returns a number per worker, which has grown if that worker has counted anything since the last call."""
+        """Returns a number per worker, which grows with each count of that worker."""
         found: list[int] = self._rows[:, 0].tolist()
         return found
 

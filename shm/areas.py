@@ -1,4 +1,4 @@
-"""Areas: what each process publishes about itself. One process writes an area, all processes read and sum.
+"""Areas: the numbers that each process publishes about itself. One process writes an area, all processes read and sum.
 
     serving   | area 0 | area 1 | ... | area n-1 |            only the parent writes here
     area      | heartbeat | successions | scalar 0 | ... |         area 0 is the supervisor's,
@@ -14,9 +14,9 @@ Each line of the drawing starts on its own cache line. Every cell is one 8-byte 
 heartbeats (monotonic seconds) and sums, which are float64. An area starts on an even cache line, so areas
 never share a pair of lines.
 
-- Scalars and in-flight numbers are gauges. `take_over` clears them, because what they counted died with the predecessor. All other
-  numbers continue in the successor, so exported counters never decrease. `workers.shared.ejection` explains served requests and
-  points of failures.
+- Scalars and in-flight numbers are gauges. `take_over` clears them, because the requests that they counted died with the predecessor.
+  All other numbers continue in the successor, so exported counters never decrease. `workers.shared.ejection` explains served requests
+  and points of failures.
 - In-flight numbers count only while the parent marks the area as serving. So the numbers that a dead
   worker left in its area do not count as load of an endpoint.
 - An area may have room for more histograms at its end. A schema that only adds histograms there describes the same areas, so a new
@@ -128,7 +128,7 @@ class Area:
         self.floats[HEARTBEAT] = now
 
     def take_over(self) -> None:
-        """Clears the predecessor's gauges and its heartbeat; continue its counters and histograms."""
+        """Clears the predecessor's gauges and heartbeat. Counters and histograms continue."""
         for gauges in (self.scalars, self.inflight, self.tokens):
             gauges[:] = memoryview(bytes(gauges.nbytes)).cast("q")
         self.floats[HEARTBEAT] = 0.0
@@ -156,7 +156,7 @@ class Areas:
         self._bases = [(areas_at // WORD) + i * area_words for i in range(schema.areas)]
 
     def area(self, index: int) -> Area:
-        """Returns the writing side of area `index`: 0 is the supervisor's, the others belong to the workers."""
+        """Returns the writing side of area `index`: 0 is the supervisor's area, the others are those of the workers."""
         size = self.schema.area_bytes
         return Area(self.schema, self._region.part(self.schema.areas_at + index * size, size))
 
@@ -187,9 +187,9 @@ class Areas:
         return self._added
 
     def inflight(self, slots_used: int, first: int = 0) -> Ints:
-        """Returns the requests in flight per slot, over all serving workers; over other replicas, too, if `add_remote` included them.
+        """Returns the requests in flight per slot, over all serving workers, and over other replicas if `add_remote` included them.
 
-        `first`: the slot with which the result begins. `slots_used`: the number of slots from there on.
+        `first`: the slot with which the result begins. `slots_used`: the number of slots in the result.
         """
         return self._sum(self.schema.inflight_at + first, slots_used, None if self._added is None else self._added.requests[first:])
 
@@ -228,7 +228,7 @@ class Areas:
     def slot_load(self, slot: int) -> int:
         """Returns the requests in flight on one slot, over all serving workers and other replicas, whether the remote area is fresh or not.
 
-        Only the supervisor may use it: it writes the remote area itself.
+        Only the supervisor may call this, because it writes the remote area itself.
         """
         return self.slot_inflight(slot) + (0 if self.remote is None else self.remote.words[self.remote.requests_at + slot])
 

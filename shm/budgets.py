@@ -1,18 +1,18 @@
-"""Budgets: what tenants have used of their budgets. Each worker writes its own row, the supervisor that of other replicas; all read all.
+"""Budgets: how much tenants have used. Each worker writes its own row, the supervisor writes the row of other replicas; all read all.
 
     row      | place 0 | place 1 | ... | place n-1 |                      one cache line each
     place    | key | plan | lapsed tokens | lapsed requests | tokens | requests | in flight | touched |
 
-Tokens, requests, what has lapsed and `touched` (monotonic seconds) are float64, the others int64. The key names a tenant; 0: the place is
-free. Tokens and requests are what the row's writer has let the tenant use; tokens may fall when an answer turns out to be cheaper. A
-successor continues them, and clears what is in flight. What has lapsed is the largest value of rate * time - used, and holds for a budget
-with this plan only: the rates of tokens and requests per second, as two float32 (0: for none). In the row of other replicas, the two words
-say instead when the bucket will be full, as far as they know. `touched` changes with each change, and the numbers before it are stored in
-one go: a request costs two stores, and reads nothing.
+Tokens, requests, lapsed tokens and requests, and `touched` (monotonic seconds) are float64, the others int64. The key names a tenant; at
+0, the place is free. Tokens and requests say how much the row's writer has let the tenant use; tokens may fall when an answer turns out to
+be cheaper. A successor continues them, and clears `in flight`. `lapsed` is the largest value of rate * time - used, for a budget with this
+plan only: the rates of tokens and requests per second, as two float32 (0 without a limit). In the row of other replicas, the two `lapsed`
+words instead say when the other replicas expect the bucket to be full. `touched` changes with each change, and is stored together with the
+numbers before it: a request costs two stores, and no read.
 
-The key selects a set of WAYS places. If all are taken, the place that was not touched for longest, without a request in flight if there is
-such a place, goes to the new tenant. A tenant whose places are gone is one that has used nothing: it begins with a full bucket, as one
-that was idle does. The words of a place do not change together.
+The key selects a set of WAYS places. If all are taken, a new tenant gets the place that was touched longest ago, if possible one without a
+request in flight. A tenant that has lost its places begins with a full bucket, like an idle tenant. The words of a place do not change
+together.
 
 This module does not know what the numbers are compared with.
 """
@@ -36,7 +36,7 @@ NOWHERE: Final = -1
 KEY_MAX: Final = (1 << 63) - 1
 FILLS_MAX: Final = 86_400.0
 _RATES: Final = struct.Struct("<ff")
-_store_used: Final = struct.Struct("@ddqd").pack_into  # tokens, requests, in flight, touched; native: each word is stored whole
+_store_used: Final = struct.Struct("@ddqd").pack_into  # tokens, requests, in flight, touched; the native mode stores each word whole
 
 
 class BudgetsSchema(Layout):
@@ -52,8 +52,8 @@ class BudgetsSchema(Layout):
 
 
 class Elsewhere(NamedTuple):
-    """What a tenant has used by rows of other writers. `lapsed_*`: the largest that they have seen; -inf: none. `full_*`: when other
-    replicas expect the bucket to be full; -inf: they know nothing of the tenant.
+    """How much a tenant has used by rows of other writers. `lapsed_*`: the largest number in these rows, or -inf. `full_*`: when other
+    replicas expect the bucket to be full; -inf if they do not know the tenant.
     """
 
     tokens: float
@@ -66,7 +66,7 @@ class Elsewhere(NamedTuple):
 
 
 class Sum(NamedTuple):
-    """What a tenant has used, summed over workers. `fills_*`: in how many seconds a bucket is full, if no more is used."""
+    """How much a tenant has used, summed over workers. `fills_*`: in how many seconds a bucket is full, if no more is used."""
 
     tokens: float
     requests: float
@@ -80,7 +80,7 @@ NEVER: Final = (-math.inf, 0, -math.inf, -math.inf)
 
 
 class Place:
-    """What its only writer knows of one place. `at`: where it begins in the row, in words; NOWHERE: another tenant has it now."""
+    """A place as its only writer knows it. `at`: where it begins in the row, in words; NOWHERE if another tenant has the place."""
 
     __slots__ = ("at", "in_flight", "key", "lapsed_requests", "lapsed_tokens", "plan", "requests", "tokens")
 
@@ -96,7 +96,7 @@ class Place:
 class BudgetRow:
     """Writes one row, and reads all. `row`: the worker's number from 0, or the number of workers for the row of other replicas.
 
-    `serving`: a word per worker, 0 if nothing of it is in flight any more.
+    `serving`: a word per worker; at 0, no request of the worker is in flight.
     """
 
     def __init__(self, schema: BudgetsSchema, region: Region, row: int, serving: Sequence[int]) -> None:
@@ -111,12 +111,12 @@ class BudgetRow:
         self._places: dict[int, Place] = {}
 
     def take_over(self) -> None:
-        """Clears what the predecessor had in flight."""
+        """Clears the predecessor's numbers of requests in flight."""
         for at in range(self._first, self._first + ROW_WORDS, LINE):
             self._words[at + IN_FLIGHT] = 0
 
     def place(self, key: int, now: float) -> Place:
-        """Returns the tenant's place in this row. Gives it a place if it has none."""
+        """Returns the tenant's place in this row. A tenant without a place gets one."""
         place = self._places.get(key)
         if place is not None:
             return place
@@ -141,11 +141,11 @@ class BudgetRow:
         return self._known(key, oldest)
 
     def store(self, place: Place, now: float) -> None:
-        """Stores what the tenant has used, and has in flight."""
+        """Stores how much the tenant has used, and its requests in flight."""
         _store_used(self._bytes, (place.at + TOKENS) * WORD, place.tokens, place.requests, place.in_flight, now)
 
     def lapse(self, place: Place) -> None:
-        """Stores what has lapsed under the plan."""
+        """Stores the lapsed tokens and requests, and the plan."""
         words, floats, at = self._words, self._floats, place.at
         if words[at + PLAN] != place.plan:
             words[at + PLAN] = 0
@@ -161,7 +161,7 @@ class BudgetRow:
         return place
 
     def elsewhere(self, key: int, plan: int) -> Elsewhere:
-        """Returns what the tenant has used by other rows. `plan`: of the budget for which lapsed numbers are wanted."""
+        """Returns how much the tenant has used by other rows. `plan`: the plan for which lapsed numbers are wanted."""
         words, floats, workers = self._words, self._floats, self._workers
         tokens = requests = 0.0
         in_flight = 0
@@ -182,7 +182,7 @@ class BudgetRow:
             elif words[at + PLAN] == plan:
                 lapsed_tokens = max(lapsed_tokens, floats[at + LAPSED_TOKENS])
                 lapsed_requests = max(lapsed_requests, floats[at + LAPSED_REQUESTS])
-            if words[at] == key:  # no other tenant took the place meanwhile
+            if words[at] == key:  # no other tenant has taken the place since
                 tokens += row_tokens
                 requests += row_requests
                 in_flight += flying
@@ -200,13 +200,13 @@ class BudgetSums:
         self._serving = serving
 
     def changes(self) -> int:
-        """Returns a number that has changed if anything was counted since the last call."""
+        """Returns a number that changes with each count."""
         return int(self._ints[: self._workers, :, TOUCHED].sum())
 
     def sums(self, now: float) -> dict[int, Sum]:
-        """Returns what each tenant has used that has used anything here, by key."""
+        """Returns key of a tenant -> how much it has used, for each tenant in the rows of workers."""
         found: dict[int, Sum] = {}
-        lapsed: dict[int, tuple[float, int, float, float]] = {}  # when touched, plan, what has lapsed
+        lapsed: dict[int, tuple[float, int, float, float]] = {}  # key -> when touched, plan, lapsed tokens, lapsed requests
         rows, places = np.nonzero(self._ints[:, :, KEY])
         elsewhere: dict[int, tuple[float, float]] = {}
         for row, place in zip(rows.tolist(), places.tolist(), strict=True):

@@ -25,7 +25,7 @@ from shm.layout import CACHE_LINE, WORD, aligned, layout_hash
 from shm.segment import Region
 
 READ_TRIES_MAX = 16
-VERSION_MAX = (1 << 48) - 1  # of a document that another program has overwritten: later writes must not overflow
+VERSION_MAX = (1 << 48) - 1  # limits the version of a document that another program has overwritten, so that later writes do not overflow
 
 VERSION, CAPACITY = range(2)
 SLOT_VERSION, SLOT_LENGTH, SLOT_CRC = range(3)
@@ -100,7 +100,7 @@ class DocumentWriter:
         """Returns the numbers of the documents that another program has overwritten since the last call of `repair`."""
         broken = self._broken()
         self._seen = [max(seen, self._reader.version(i)) for i, seen in enumerate(self._seen)]
-        self._repaired &= broken  # the others were written again
+        self._repaired &= broken  # all other documents were written again
         return sorted(broken - self._repaired)
 
     def repair(self) -> list[int]:
@@ -132,11 +132,11 @@ class DocumentReader:
         self._versions = [offset // WORD + VERSION for offset in schema.offsets]
 
     def version(self, index: int) -> int:
-        """Returns the document's version. It grows with each write; 0: the document was never written."""
+        """Returns the document's version, which grows with each write; 0 if the document was never written."""
         return self._words[self._versions[index]]
 
     def version_word(self, index: int) -> tuple[memoryview, int]:
-        """Returns the words and the place among them where the document's version stands, for callers that look at it for each request."""
+        """Returns the words of the documents and the index of the document's version, for callers that read it for each request."""
         return self._words, self._versions[index]
 
     def is_whole(self, index: int) -> bool:
@@ -167,13 +167,13 @@ class DocumentReader:
 
 
 class DocumentView(Generic[T]):
-    """Decodes each version of a document once. Keeps the last one if the current one cannot be read.
+    """Decodes each version of a document once. Keeps the last version if the current one cannot be read.
 
-    `version`: of `content`; 0: none could be read yet.
+    `version`: the version of `content`; 0 before the first version.
     """
 
     def __init__(self, reader: DocumentReader, index: int, decode: Callable[[bytes], T], content: T) -> None:
-        """`content`: while no version could be read."""
+        """`content`: the content before the first version."""
         self._reader = reader
         self._index = index
         self._decode = decode
@@ -181,7 +181,7 @@ class DocumentView(Generic[T]):
         self.version = 0
 
     def look(self) -> bool:
-        """Reads the document if it has changed. Returns whether it had."""
+        """Reads the document if it has changed. Returns whether it has changed."""
         if self._reader.version(self._index) == self.version:
             return False
         found = self._reader.read(self._index)

@@ -2,21 +2,21 @@
 
 1. Another process sees an aligned 8-byte store whole or not at all. x86-64 and aarch64 both guarantee this, and CPython and NumPy copy
    aligned words in units of at least 8 bytes (`tests/shm/hammer.py` checks it).
-2. What stands before a call of `order` takes effect before what stands behind it: stores, as other processes see them, and loads.
+2. Stores and loads before a call of `order` take effect before stores and loads behind the call, also as other processes see them.
 
-x86-64 shows the stores of a process in program order and carries out its loads in program order, so `order` does nothing there. aarch64
-does neither (Arm Architecture Reference Manual, B2.3), so `order` is a fence: that of the kernels (`dmb ish`), or without them a lock that
-is released and acquired. A release is a store-release, an acquire a load-acquire, and no access passes both.
+x86-64 shows the stores of a process in program order and carries out its loads in program order, so on x86-64 `order` does nothing. aarch64
+does neither (Arm Architecture Reference Manual, B2.3), so `order` is a fence: the fence of the kernels (`dmb ish`), or without kernels a
+lock that is released and acquired. A release is a store-release, an acquire a load-acquire, and no access passes both.
 
-Where a fence is needed and what it guarantees is proven by `tests/shm/test_memory_order.py`. It records the loads, stores and fences of the
-code in `shm`, carries them out in every order that the Arm model allows, and lets the code judge what it would have read:
+`tests/shm/test_memory_order.py` proves where a fence is needed and what it guarantees. The test records the loads, stores and fences of
+the code in `shm`, carries them out in every order that the Arm model allows, and lets the code judge what it would have read:
 
 - A row of the table (`shm.seqlock`) is read as it was written, or counts as torn. Without its fences, torn rows are accepted.
 - A copy of the table with a new epoch has all rows of that epoch. Without the fence behind the epoch, it may lack a new endpoint.
 - A document is read as it was written; its CRC suffices for this. Without its fences, the current version may be unreadable.
 - An index entry is one word, so a reader never combines the tag of one entry with the owner of another. It needs no fence.
 
-`shm.series` and `shm.flow_areas` have fences for the same reason as documents: they store last the number that says what else is there.
+`shm.series` and `shm.flow_areas` have fences for the same reason as documents: they store last the number that makes other words valid.
 """
 
 import platform
@@ -31,19 +31,19 @@ KEEPS_ORDER = frozenset({"x86_64", "AMD64"})  # total store order
 
 
 def no_fence() -> None:
-    """Does nothing: the CPU keeps the order of loads, and that of stores."""
+    """Does nothing: the CPU keeps the order of loads and the order of stores."""
 
 
 def lock_fence() -> None:
-    """Orders all accesses before and after it. Uses a lock of its own, so threads do not disturb each other."""
+    """Orders all accesses before and after this call. Uses a separate lock in each call, so threads do not disturb each other."""
     lock = allocate_lock()
     lock.acquire()
     lock.release()
-    lock.acquire()  # no later access takes effect before it, and it takes effect after the release
+    lock.acquire()  # no later access takes effect before the acquire, which takes effect after the release
 
 
 def choose(machine: str) -> Callable[[], None]:
-    """Returns the fence for a machine, named as by `platform.machine()`. A machine that is not known gets one, too."""
+    """Returns the fence for a machine, named as by `platform.machine()`. An unknown machine also gets a fence that orders."""
     if machine in KEEPS_ORDER:
         return no_fence
     return kernels.fence if kernels.NATIVE else lock_fence
@@ -53,7 +53,7 @@ order = choose(platform.machine())
 
 
 def refuse_machine(byteorder: str, pointer_bytes: int) -> str | None:
-    """Returns why shared layouts cannot work on a machine with this byte order and pointer size. None: the layouts work."""
+    """Returns why shared layouts cannot work on a machine with this byte order and pointer size, or None if they work."""
     if byteorder != "little":
         return f"shared layouts are little-endian, this machine is {byteorder}-endian"
     if pointer_bytes != 8:

@@ -1,4 +1,4 @@
-"""Flow areas: which requests wait in each worker, and what the workers ask of each other. One area per worker.
+"""Flow areas: which requests wait in each worker, and which requests to displace the workers ask of each other. One area per worker.
 
 A worker writes its own area; all processes read all areas.
 
@@ -10,15 +10,15 @@ A worker writes its own area; all processes read all areas.
 Each line of the drawing, and each worker's part of the last line, starts on its own cache line. Every cell is one 8-byte word. Moments
 (monotonic seconds, 0 = none), claims, times, ends, positions and reclaims (fractions of the saturation) are float64, the others int64.
 
-- `yielded` counts how often the worker left room to another one. `sent at` is when the best victim got its endpoint, and `busy until`
+- `yielded` counts how often the worker left room to another one. `sent at` says when the best victim got its endpoint, and `busy until`
   when the worker's evictions are over at the latest.
 - A band is a number here. A document maps bands to priorities.
 - `take_over` clears the gauges (waiting requests, pending, head, victim), because what they counted died with the predecessor.
   `dispatched`, `yielded`, and the asked and answered numbers only grow; successors continue them.
-- A worker may ask another worker to displace requests of a band. What the other worker still has to displace is the sum over all areas of
-  what was asked, minus what it has answered. So there are no acknowledgements, and no word has two writers. A successor counts
-  everything that was asked of its predecessor as answered. `total` is the sum of requests and bytes over all bands. The asking worker
-  stores `total` last, so one word per area shows whether something new was asked.
+- A worker may ask another worker to displace requests of a band. The other worker still has to displace the sum of the asked numbers over
+  all areas, minus its answered numbers. So there are no acknowledgements, and no word has two writers. A successor counts all numbers that
+  were asked of its predecessor as answered. `total` is the sum of requests and bytes over all bands. The asking worker stores `total` last,
+  so one word per area shows whether more was asked.
 - A position is how far a flow has got in its band; `time` is the band's virtual time and `end` the position of its furthest flow. The
   three only grow, over successors too, and the largest value of all areas counts. A flow hash identifies a flow: it is a hash of the flow's
   name and the number of its band. The flow hash selects the flow's line, which has four places; a new flow takes the next place in turn. A
@@ -54,7 +54,7 @@ HEAD, HEAD_PRIORITY, HEAD_CLAIM, YIELDED = range(4, LINE)
 EVICTABLE, VICTIM_PRIORITY, VICTIM_SENT_AT, VICTIM_BUSY_UNTIL, RECLAIM_PENDING, RECLAIM_TARGET = range(LINE, LINE + 6)
 BANDS_AT: Final = 2 * LINE
 REQUESTS, BYTES, OLDEST, ANSWERED_REQUESTS, ANSWERED_BYTES, TIME, END, BACKLOGGED = range(LINE)
-HASH_LINES: Final = 512  # a power of 2; pools that share a picker have fewer
+HASH_LINES: Final = 512  # a power of 2; pools that share a picker have fewer lines
 PLACES: Final = tuple(range(0, LINE, 2))  # possible positions of a flow hash in its line, in words
 FLOW_HASH_MAX = (1 << 63) - 1
 GAUGES: Final = (
@@ -67,7 +67,7 @@ class FlowSchema(Layout):
     """Lays out the flow areas for a number of bands and workers: the position of each word."""
 
     def __init__(self, bands: int, workers: int, lines: int = HASH_LINES) -> None:
-        """`lines`: of flow hashes, a power of 2."""
+        """`lines`: the number of lines for flow hashes, a power of 2."""
         if bands < 1 or workers < 1:
             raise ValueError(f"flow areas need at least one band and one worker, not {bands}, {workers}")
         self.bands, self.workers, self.lines = bands, workers, lines
@@ -93,7 +93,7 @@ class FlowSchema(Layout):
 
 
 class Cell(NamedTuple):
-    """Says how many requests of one band wait, and their bytes. `oldest`: the earliest arrival in monotonic seconds; 0: none waits."""
+    """Says how many requests of one band wait, and their bytes. `oldest`: the earliest arrival in monotonic seconds, or 0."""
 
     requests: int
     bytes: int
@@ -108,10 +108,10 @@ class HeadCell(NamedTuple):
 
 
 class VictimCell(NamedTuple):
-    """Says how many requests in flight a worker could evict, and which of them it would evict first (its best victim).
+    """Says how many requests in flight a worker could evict, and which request it would evict first (its best victim).
 
-    `priority` and `sent_at` describe the best victim; `sent_at` is when it got its endpoint. `busy_until`: when the worker's evictions are
-    over at the latest. Moments are monotonic seconds.
+    `priority` and `sent_at` describe the best victim; `sent_at` says when the victim got its endpoint. `busy_until`: when the worker's
+    evictions are over at the latest. Moments are monotonic seconds.
     """
 
     evictable: int
@@ -163,13 +163,13 @@ class FlowAreas:
         return area_total(self._all, self._serving, word, skipped)
 
     def cell(self, worker: int, band: int) -> Cell:
-        """Returns what waits in one band of one worker, whether that worker serves or not."""
+        """Returns the waiting requests in one band of one worker, whether the worker serves or not."""
         at = self.base(worker) + self.schema.band_at(band)
         words = self.words
         return Cell(words[at + REQUESTS], words[at + BYTES], self.floats[at + OLDEST])
 
     def band(self, band: int) -> Cell:
-        """Returns what waits in one band, over all serving workers."""
+        """Returns the waiting requests in one band, over all serving workers."""
         at, words, floats = self.schema.band_at(band), self.words, self.floats
         requests = size = 0
         oldest = 0.0
@@ -183,7 +183,7 @@ class FlowAreas:
         return Cell(requests, size, oldest)
 
     def empty(self, band: int) -> bool:
-        """Returns whether no request of the band waits in a serving worker, and no worker still has to displace any of this band."""
+        """Returns whether no request of the band waits in a serving worker, and no worker still has to displace a request of the band."""
         return not self.band(band).requests and all(self.asked(worker, band) == (0, 0) for worker in self.serving())
 
     def position(self, flow_hash: int, bases: Sequence[int]) -> float:
@@ -194,13 +194,13 @@ class FlowAreas:
             for place in PLACES:
                 if words[at + place] == flow_hash:
                     position = self.floats[at + place + 1]
-                    if position > furthest and words[at + place] == flow_hash:  # no other flow took the place meanwhile
+                    if position > furthest and words[at + place] == flow_hash:  # no other flow has taken the place since
                         furthest = position
                     break
         return furthest
 
     def head(self, worker: int) -> HeadCell | None:
-        """Returns the head of one worker; None: no request waits in this worker."""
+        """Returns the head of one worker, or None if no request waits in this worker."""
         base, words = self.base(worker), self.words
         if not words[base + HEAD]:
             return None
@@ -214,7 +214,7 @@ class FlowAreas:
         )
 
     def reclaim(self, worker: int) -> tuple[float, float]:
-        """Returns what this worker's evictions have yet to free, and what its last decision meant to free.
+        """Returns how much this worker's evictions have yet to free, and how much its last decision meant to free.
 
         Both are fractions of the saturation.
         """
@@ -222,7 +222,7 @@ class FlowAreas:
         return floats[base + RECLAIM_PENDING], floats[base + RECLAIM_TARGET]
 
     def asked(self, worker: int, band: int) -> tuple[int, int]:
-        """Returns how many requests and bytes of a band other workers asked this worker to displace, less what it has answered."""
+        """Returns how many requests and bytes of a band other workers asked this worker to displace, minus the answered ones."""
         words, at = self.words, self.schema.asked_of(worker) + 1 + 2 * band
         own = self.base(worker) + self.schema.band_at(band)
         requests, size = -words[own + ANSWERED_REQUESTS], -words[own + ANSWERED_BYTES]
@@ -232,7 +232,7 @@ class FlowAreas:
         return max(0, requests), max(0, size)
 
     def asked_ever(self, worker: int) -> int:
-        """Returns a counter that grows whenever another worker asks something of this one."""
+        """Returns a counter that grows whenever another worker asks this worker to displace requests."""
         words, at = self.words, self.schema.asked_of(worker)
         total = 0
         for base in range(0, self.schema.workers * self.schema.area_words, self.schema.area_words):
@@ -261,7 +261,7 @@ class FlowArea:
         self._place = 0  # which of the four places of its line the next new flow takes
 
     def take_over(self) -> None:
-        """Clears the predecessor's gauges, and counts everything that other workers asked of the predecessor as answered."""
+        """Clears the predecessor's gauges, and counts all requests that others asked the predecessor to displace as answered."""
         words, schema = self.words, self.schema
         for word in GAUGES:
             words[word] = 0
@@ -316,10 +316,10 @@ class FlowArea:
         words[at + 1 + 2 * band] += requests
         words[at + 2 + 2 * band] += size
         fence.order()
-        words[at] += requests + size  # last: a reader that sees the new total also sees the numbers behind it
+        words[at] += requests + size  # stored last: a reader that sees the new total also sees the new numbers of the band
 
     def answer(self, band: int, requests: int, size: int) -> None:
-        """Records that requests and bytes that others asked for were displaced, or can no longer be displaced."""
+        """Records that requests and bytes were displaced as other workers asked, or can no longer be displaced."""
         words, at = self.words, self.schema.band_at(band)
         words[at + ANSWERED_REQUESTS] += requests
         words[at + ANSWERED_BYTES] += size
@@ -333,6 +333,6 @@ class FlowArea:
         words[EVICTABLE] = cell.evictable
 
     def show_reclaim(self, pending: float, target: float) -> None:
-        """Publishes what this worker's evictions have yet to free and what they are meant to free, as fractions of the saturation."""
+        """Publishes how much this worker's evictions have yet to free and are meant to free, as fractions of the saturation."""
         self.floats[RECLAIM_PENDING] = pending
         self.floats[RECLAIM_TARGET] = target

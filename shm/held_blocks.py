@@ -1,7 +1,7 @@
 """An index of held blocks: its writer, with the links from a model server's block hashes to the keys of this index, and its reader.
 
-Index and links use the same owner ids: an entry or a link counts only while its owner is live. So `retire` drops everything of an owner
-at once. A sweep then frees its entries and links, before the id is assigned again.
+Index and links use the same owner ids: an entry or a link counts only while its owner is live. So `retire` drops all entries and links of
+an owner at once. A sweep then frees them, before the id is assigned again.
 """
 
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ class HeldWriter(IndexWriter):
         self.links = LinkTable(links, links_region, self._states)
 
     def sweep_both(self, share: float) -> None:
-        """Frees entries and links of retired owners in the next part of both tables. `share`: the size of that part, from 0 to 1."""
+        """Frees entries and links of retired owners in the next part of both tables. `share`: the size of this part, from 0 to 1."""
         if not self._retired_at:
             return
         buckets = max(1, int(self.schema.buckets * share))
@@ -72,12 +72,12 @@ class Owners:
     """Maps owner ids to rows and weights. Call `add` for each id, then pass this object to `HeldReader.held`.
 
     A row is the number of an endpoint, from 0 to `rows` - 1; it may have several owner ids, one per cache tier. A weight is an integer
-    above 0; a higher one is better.
+    above 0; a higher weight is better.
     """
 
     def __init__(self, rows: int) -> None:
         self.rows = rows
-        self.row_of: Ints = np.full(OWNER_IDS, rows, dtype=np.int64)  # `rows`: the owner belongs to no endpoint
+        self.row_of: Ints = np.full(OWNER_IDS, rows, dtype=np.int64)  # `rows` if the id is not that of an endpoint
         self.weight_of: npt.NDArray[np.int32] = np.zeros(OWNER_IDS, dtype=np.int32)
 
     def add(self, owner: int, row: int, weight: int) -> None:
@@ -90,8 +90,8 @@ class HeldReader:
     """Looks up blocks in an index of held blocks. It never writes.
 
     The layout is that of the prefix index (`shm.prefix_index`). In the prefix index a hit on block i proves the blocks before it. In an
-    index of held blocks it does not, because a model server may drop any block. So every block of a prompt is looked up, until no row is
-    left that holds all blocks so far. A row stands for an endpoint.
+    index of held blocks, a hit proves only its own block, because a model server may drop any block. So every block of a prompt is looked
+    up, until no row is left that holds all blocks so far. A row stands for an endpoint.
     """
 
     def __init__(self, schema: IndexSchema, region: Region) -> None:

@@ -1,4 +1,4 @@
-"""Counts values in histograms in shared memory. `shm.areas` and `shm.series` say where these are.
+"""Counts values in histograms in shared memory. `shm.areas` and `shm.series` say where the histograms are.
 
     | sum | bucket 0 | ... | overflow |      one word each: the sum is float64, the counters are int64
 

@@ -1,12 +1,13 @@
 """Capacity limits per owner: how many blocks the prefix index holds for an owner, and which entries are removed beyond its capacity.
 
-An owner's *capacity* is the number of blocks that its cache holds. The index may hold 5 % more. If it holds more than that, the oldest
-entries are removed until it holds 5 % less than the capacity. So the index follows the eviction in the owner's cache. An entry counts
-as one block, or as `WIDE_BLOCKS` if its hash says so, because the writer does not store every block of a long prompt.
+An owner's *capacity* is the number of blocks that its cache holds. The index may hold 5 % more. If it holds more than that, the writer
+removes the oldest entries until the index holds 5 % less than the capacity. So the index follows the eviction in the owner's cache. An
+entry counts as one block, or as `WIDE_BLOCKS` if its hash has the bit WIDE, because the writer does not store every block of a long
+prompt.
 
 To find an owner's oldest entries, the code must scan the whole table (0.6 ms for half a million entries). So one scan lists the entries
-of all owners that will soon need it. Later removals take seven eighths of an owner's entries from its list, oldest first, except
-those refreshed since the scan.
+of all owners that are nearly at their limit. Later removals take seven eighths of an owner's entries from its list, oldest first,
+except entries refreshed since the scan.
 
 The index writer keeps these counts and lists in its own memory. Its successor counts again.
 """
@@ -23,7 +24,7 @@ OWNER_IDS: Final = 1 << OWNER_BITS
 # The lowest bit of a hash that is part of its tag: 1 for a hash that stands for `WIDE_BLOCKS` blocks.
 WIDE: Final = 1 << OWNER_BITS
 WIDE_BLOCKS: Final = 4
-SLACK: Final = 20  # how far the held blocks may deviate from the capacity: a twentieth of it
+SLACK: Final = 20  # how far the held blocks may deviate from the capacity: a twentieth of the capacity
 AGE_MASK: Final = (1 << 32) - 1
 UNLIMITED: Final = 1 << 62
 # The most owners that one call of `over` returns: each may need a scan of the whole table, and the writer has other work.
@@ -56,10 +57,10 @@ class Listed:
         self._keys: Entries | None = keys
         self.since = since
         self.places: npt.NDArray[np.uint32] = np.empty(0, dtype=np.uint32)  # oldest first
-        self.first = 0  # the place of `places` that comes next
+        self.first = 0  # the index in `places` of the entry to remove next
 
     def sort(self, least: int) -> None:
-        """Fills `places`, if this is the first call: with LISTED_SHARE of the entries, but at least with `least`, if there are so many."""
+        """Fills `places` at the first call: with LISTED_SHARE of the entries, but with at least `least` entries, if there are so many."""
         if self._keys is not None:
             self._keys.sort()
             count = max(int(len(self._keys) * LISTED_SHARE), least)
@@ -67,7 +68,7 @@ class Listed:
             self._keys = None
 
     def left(self) -> int:
-        """Returns how many places come next, at most."""
+        """Returns how many entries of the list are left, at most."""
         return len(self.places) - self.first if self._keys is None else len(self._keys)
 
 
@@ -87,10 +88,10 @@ class Capacity:
         self._top = 0  # all owners with a limit have lower ids
         self._over_max = max(1, min(OVER_MAX, SCANNED_MAX // len(entries)))
         self._listed: dict[int, Listed] = {}
-        self.unchecked = True  # whether an owner may exceed its limit, besides those that the kernel names
+        self.unchecked = True  # whether owners that the kernel has not named may exceed their limits
 
     def count_present(self) -> int:
-        """Counts the blocks of the entries that are in the table already.
+        """Counts the blocks of the entries that the table already has.
 
         Call this before any other method. Returns the number of entries.
         """
@@ -112,7 +113,7 @@ class Capacity:
         self.unchecked = True
 
     def add(self, entries: Entries) -> None:
-        """Counts entries that the writer has stored. None of them may be 0."""
+        """Counts entries that the writer has stored. No entry may be 0."""
         counts = self._count(entries)
         self._held[: len(counts)] += counts
         self.unchecked = True
@@ -124,11 +125,11 @@ class Capacity:
 
     @property
     def limits(self) -> Places:
-        """The number of blocks above which an owner loses its oldest entries: int64, shape (OWNER_IDS,); 0: not known."""
+        """The number of blocks above which an owner loses its oldest entries: int64, shape (OWNER_IDS,); 0 if not known."""
         return self._most
 
     def remove(self, entries: Entries) -> None:
-        """Subtracts entries that the writer has removed. None of them may be 0."""
+        """Subtracts entries that the writer has removed. No entry may be 0."""
         counts = self._count(entries)
         self._held[: len(counts)] -= counts
 
@@ -138,11 +139,11 @@ class Capacity:
         self._listed.pop(owner, None)
 
     def clear(self, owner: int) -> None:
-        """Sets the owner's count to 0, because none of its entries is left."""
+        """Sets the owner's count to 0, because no entry of the owner is left."""
         self._held[owner] = 0
 
     def over(self) -> list[int]:
-        """Returns owners that exceed their limit: at most OVER_MAX, those that exceed it by the largest factor."""
+        """Returns at most OVER_MAX owners that exceed their limits: those with the largest factor."""
         held, most = self._held[: self._top], self._most[: self._top]
         owners: list[int] = np.flatnonzero(held > most).tolist()
         self.unchecked = bool(owners)
@@ -151,7 +152,7 @@ class Capacity:
         return owners[: self._over_max]
 
     def free_surplus(self, owner: int, age: int) -> int:
-        """Frees the oldest entries by which the owner exceeds its limit. Returns how many. `age`: the current age."""
+        """Frees the oldest entries by which the owner exceeds its limit. Returns how many it freed. `age`: the current age."""
         listed = self._listed.get(owner)
         freed = 0 if listed is None else self._free_listed(owner, listed, listed.since)
         if self._held[owner] > self._kept[owner]:
@@ -160,14 +161,14 @@ class Capacity:
         return freed
 
     def _free_listed(self, owner: int, listed: Listed, before: int) -> int:
-        """Frees listed entries that were last inserted or refreshed before the age `before`. Returns how many."""
+        """Frees listed entries that were last inserted or refreshed before the age `before`. Returns how many it freed."""
         excess = int(self._held[owner] - self._kept[owner])
         listed.sort(excess)
         freed, listed.first = kernels.free_oldest(self._entries, self._ages, self._held, listed.places, listed.first, before, owner, excess)
         return freed
 
     def _list(self, owner: int, age: int) -> None:
-        """Lists the entries of this owner, and of all others that have a limit, are nearly at it, and have a short list or none."""
+        """Lists the entries of this owner, and of all others that are nearly at their limits and have a short list or no list."""
         held, most, kept = self._held[: self._top], self._most[: self._top], self._kept[: self._top]
         near: list[int] = np.flatnonzero((held + (held >> NEARLY) > kept) & (most < UNLIMITED)).tolist()
         owners = [other for other in near if other == owner or self._is_short(other)]

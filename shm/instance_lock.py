@@ -4,7 +4,7 @@ A file in the run directory with an exclusive `flock` identifies a running insta
 inherit the lock with the open file. So another process gets the lock only after the whole process
 tree has ended, and may then unlink its segments. (A process id proves nothing: two containers that
 share /dev/shm have the same ids.) The file names each segment *before* it is created, so a kill at
-any point leaves no unknown segment.
+any point leaves no segment that no file names.
 """
 
 import contextlib
@@ -70,7 +70,7 @@ class InstanceLock:
         return os.fstat(self._descriptor).st_mtime
 
     def is_removed(self) -> bool:
-        """Whether the file is gone, so that no other process finds the instance any more."""
+        """Whether the file is gone, so that no other process can find the instance."""
         return os.fstat(self._descriptor).st_nlink == 0
 
     def record(self, **info: object) -> None:

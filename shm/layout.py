@@ -50,7 +50,7 @@ def layout_hash(*parts: object) -> int:
 
 
 class Schema(Protocol):
-    """States what every structure says about its layout: size, hash, and description for JSON: its kind and its constructor's arguments."""
+    """The layout of a structure: its size, its hash, and a description for JSON: the kind, and the arguments of the constructor."""
 
     bytes: int
     layout_hash: int
@@ -63,7 +63,7 @@ class Layout:
     bytes: int
 
     def __init__(self, kind: str, layout: str, *more: object, **arguments: object) -> None:
-        """`layout`: its name and version. `arguments`: of the subclass's constructor. `more`: what else the layout depends on."""
+        """`layout`: name and version. `arguments`: those of the subclass's constructor. `more`: other values that determine the layout."""
         self.layout_hash = layout_hash(layout, *arguments.values(), *more)
         self.description: Mapping[str, object] = {"kind": kind, **arguments}
 

@@ -4,8 +4,8 @@
     links    | link of key 0 | ...                            one u64 each
     metas    | owner: 16 bits | held in tier 0: 8 bits | ... | tier 5: 8 bits |   one u64 each
 
-- An entry takes 24 bytes. A key has two buckets, by its lower and its upper half, and goes to the emptier one. If both are full, one of
-  their keys moves to its other bucket. So nine tenths of the table can be used before `store` refuses the first key.
+- An entry takes 24 bytes. A key has two buckets, by its lower and its upper half, and goes to the emptier bucket. If both are full, a key
+  in one of them moves to its own other bucket. So nine tenths of the table can be used before `store` refuses the first key.
 - A tier is a kind of memory in which a model server caches blocks, such as GPU memory or host memory. The table counts the copies of
   a block in each tier.
 - A key mixes the engine's hash with the owner, because two engines may use one hash for different blocks.
@@ -92,7 +92,7 @@ class LinkTable:
         self.size = int(np.count_nonzero(self._all[0]))
 
     def link(self, hash_: int, owner: int) -> int | None:
-        """Returns the link of a block that the owner holds or held. None: the table does not know the block."""
+        """Returns the link of a block that the owner holds or held, or None if the table does not know the block."""
         place = self._find(_mixed(hash_, owner), owner)
         return None if place == _NONE else self._links[place]
 
@@ -109,8 +109,8 @@ class LinkTable:
     def remove(self, hashes: Hashes | Sequence[int], owner: int, tier: int) -> tuple[Hashes, int, int]:
         """Counts one copy less of each block in a tier.
 
-        Returns the links of the blocks that the tier does not hold any more, the number of blocks that it still holds, and the number of
-        blocks of which no copy was counted before.
+        Returns the links of the blocks that the tier does not hold any more, the number of blocks that the tier still holds, and the number
+        of blocks of which no copy was counted before.
         """
         words = np.asarray(hashes, dtype=np.uint64)
         gone, held, unknown, removed = kernels.remove_links(self._all, self._live, words, owner, tier)
@@ -159,6 +159,6 @@ class LinkTable:
 
 
 def _mixed(hash_: int, owner: int) -> int:
-    """Returns the key of an engine's hash. It is well spread over 64 bits, never 0, and differs between owners."""
+    """Returns the key of an engine's hash. Keys are well spread over 64 bits, never 0, and differ between owners."""
     key = (hash_ ^ owner * _OWNER_SPREAD & _MASK) * _SPREAD & _MASK
     return (key ^ key >> 32) or 1

@@ -3,9 +3,9 @@
     run directory  ─ find ───▶ one instance: name, pid, ports, names of its segments
     its segments   ─ attach ─▶ parts by name: schema and region, checked against the layouts of this version
 
-Nothing here writes or locks. The pages are mapped read-only. The lock of an instance's file is not tested, because a picker that
+This module does not write or lock. It maps pages read-only. It does not test the lock of an instance's file, because a picker that
 starts at that moment would take the test for a running instance. Heartbeats decide whether an instance is alive: it runs if one of its
-processes has beaten within `SILENT_S`. Its process id alone does not prove this, because another container may use the same id.
+processes has had a heartbeat within `SILENT_S`. A process id alone does not prove this, because another container may use the same id.
 
 This module does not know what columns, counters or documents mean.
 """
@@ -61,7 +61,7 @@ class Life(enum.Enum):
 
 
 class Seen(NamedTuple):
-    """Describes an instance by what its file in the run directory says."""
+    """Describes an instance, by its file in the run directory."""
 
     name: str
     pid: int
@@ -70,7 +70,7 @@ class Seen(NamedTuple):
     started_at: float  # seconds since 1970
     life: Life
     secret: str = ""  # the token for private pages of its metrics port
-    pools: tuple[str, ...] = ()  # of its pools by number when it started; "": one that comes later; none if it has one pool
+    pools: tuple[str, ...] = ()  # names of its pools by number at its start; "" for a pool that comes later; empty if it has one pool
 
     def __str__(self) -> str:
         return f"{self.name} (pid {self.pid}, metrics port {self.ports.get('metrics', 'unknown')}, {self.life.value})"
@@ -101,7 +101,7 @@ SCHEMAS: Mapping[str, Callable[..., Schema]] = {
 
 
 def _frozen(value: Any) -> Any:
-    """Returns what JSON has made of tuples."""
+    """Returns a decoded JSON value with tuples in place of lists."""
     return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 
@@ -164,9 +164,9 @@ def instance(run_dir: str, name: str) -> Seen | None:
 def find(run_dir: str, *, metrics_port: int | None = None, name: str = "", ask: Callable[[list[Seen]], Seen] | None = None) -> Seen:
     """Returns the live instance with this name or, if `name` is empty, with this metrics port. Without both: the only live instance.
 
-    If several instances match, the first of these states decides: running, of another version, silent, starting. If there are several in
-    that state, and neither name nor port is given, `ask` chooses; without it, the one with the metrics port METRICS_PORT is meant. Raises
-    SegmentError if no live instance matches, or more than one.
+    If several instances match, those in the first of these states count: running, of another version, silent, starting. If several are in
+    this state, and neither name nor port is given, `ask` chooses; without `ask`, the instance with the metrics port METRICS_PORT is meant.
+    Raises SegmentError unless exactly one live instance matches.
     """
     known = instances(run_dir)
     wanted = f"with the name {name}" if name else "" if metrics_port is None else f"with the metrics port {metrics_port}"
@@ -202,7 +202,7 @@ def find(run_dir: str, *, metrics_port: int | None = None, name: str = "", ask: 
 def life(pid: int, segments: Iterable[str], now: float, recorded_s: float = 0.0) -> Life:
     """Returns the state of an instance: from the youngest heartbeat in its areas or, if no heartbeat is recent, from its process id.
 
-    `now`: monotonic seconds. `recorded_s`: the age of its file in seconds. Long after that was written, all its segments have names.
+    `now`: monotonic seconds. `recorded_s`: the age of the instance's file in seconds. If the file is old, it names all segments.
     """
     try:
         age = _youngest_heartbeat(segments, now)

@@ -1,16 +1,16 @@
 """Prefills under way: which prompts endpoints compute at this moment (`Prefills`), and since when (`PromptStarts`).
 
-Each worker writes its own row of each, all workers read all. Rows of prefills:
+Each worker writes its own row of both structures, all workers read all rows. Rows of prefills:
 
     worker 0 | key of place 0 | ... | key of place 63 | record of place 0 | ... | record of place 63 |
     worker 1 | ...
     key      | hash of the first marked block that is computed; 0: the place is free
     record   | since | owner | blocks held before | tokens to compute | blocks | hash of the last block | marks |
-    marks    | hashes of the marked blocks: number 4, 5, 6, 7, 8, 10, 12, 15, ..., each a quarter further than the one before
+    marks    | hashes of the marked blocks: number 4, 5, 6, 7, 8, 10, 12, 15, ..., each a quarter more than the previous number
 
 A worker takes a place when it sends a request, and frees it at the first token or the end. So other workers know at once what the index
 learns from the bus some milliseconds later. They find at least 4 of 5 blocks that two prompts share. Prefills without a marked block are
-too short to be shown, and a request that finds no free place is not shown either.
+too short to be shown. A request that finds no free place is not shown, too.
 
 A record is written before its key, and the key is cleared first. A reader that finds another key or another start after it has read a
 record ignores the record. A worker clears its row at its start. Until then, the row of a worker that has died may name prefills that have
@@ -32,12 +32,12 @@ LEAST_BLOCKS: Final = 4
 MOST_BLOCKS: Final = 1 << 15
 GROWTH: Final = 1.25
 FOUND_MAX: Final = 16
-CELLS: Final = 3  # of a worker for each slot, in `PromptStarts`
+CELLS: Final = 3  # cells of a worker for each slot, in `PromptStarts`
 
 MARKS: Final = 6  # the words of a record before its marks
 
 Hashes = npt.NDArray[np.uint64]
-Prefill = tuple[int, int, float, float]  # owner; leading blocks in common; since; tokens that it computes
+Prefill = tuple[int, int, float, float]  # owner; leading blocks in common; since; tokens that the owner computes
 
 
 def _marked() -> list[int]:
@@ -76,9 +76,9 @@ class Prefills:
         self._free = list(range(PLACES))
 
     def begins(self, hashes: Hashes, owner: int, known: int, tokens: float, now: float) -> int:
-        """Shows that a prompt is sent to `owner`. Returns its place for `ends`; -1: it is not shown.
+        """Shows that a prompt is sent to `owner`. Returns the place of the prefill for `ends`; -1 if the prefill is not shown.
 
-        `hashes`: its chain. `known`: how many leading blocks the endpoint holds. `tokens`: how many it has to compute.
+        `hashes`: the prompt's chain. `known`: how many leading blocks the endpoint holds. `tokens`: how many tokens it has to compute.
         """
         if not self._free:
             return -1

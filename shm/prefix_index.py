@@ -11,13 +11,13 @@
   Only the writer reads ages. They are ticks of a 32-bit clock that wraps, so only the distance to the current tick has a meaning.
 - A hash has two *near* buckets. They take up to `NEAR_OWNERS` owners of one hash. So a block that all endpoints hold, such as a common
   system prompt, does not push other blocks out. Further owners of that hash go to its *far* buckets, 32 in a row; the owner id selects
-  one of them. A *far mark*, a near entry with `FAR_MARK` as its owner, says that the hash has entries in far buckets; it
-  has the age of the youngest of them. In an index of held blocks, full near buckets give
-  entries of one hash to its far buckets before an entry is overwritten.
+  one bucket. A *far mark*, a near entry with `FAR_MARK` as its owner, says that the hash has entries in far buckets; it has the age of
+  the youngest far entry. In an index of held blocks, full near buckets give entries of one hash to its far buckets before an entry is
+  overwritten.
 - Each hash covers its block and all blocks before it in the prompt. So a hit on block i proves blocks 0..i.
 - The writer (`shm.prefix_writer`) assigns owner ids. It frees the entries of a retired owner step by step, and assigns its id again
   only after `sweep_step` has covered the whole table.
-- An owner may have a capacity (`shm.index_capacity`). If it has more entries, the writer removes the oldest ones.
+- An owner may have a capacity (`shm.index_capacity`). If an owner has more entries, the writer removes its oldest entries.
 - The control words count entries that were freed or, `dropped`, never stored. `evictions`: live entries that were overwritten because
   their buckets were full. `over capacity`: entries beyond their owner's capacity. `gone`: entries of retired owners. `taken back`:
   entries that `forget` freed.
@@ -91,6 +91,6 @@ class IndexReader:
         """Returns, for each owner with a hit, how many leading blocks it is known to hold (its deepest hit + 1).
 
         `hashes`: uint64, one per block. A hit on block i proves blocks 0..i. The index evicts single entries by age, so a miss proves
-        nothing: of a long prompt, an owner has no match only if all blocks miss that the kernel looks up first, every 32nd and the last.
+        nothing: an owner has no match with a long prompt only if all blocks miss that the kernel looks up first: every 32nd and the last.
         """
         return calls.match(self._table, hashes)

@@ -4,8 +4,8 @@ The writer drops an insert for an owner that is not live, because the sweep that
 `copy` and `load` preserve the index over a restart of the whole picker; `load` shifts all ages to the new clock.
 
 `TieredWriter` is for owners whose caches have several tiers, such as GPU memory and the memory of the host. Each owner may have an id per
-tier, at a fixed distance from each other. So a tier of an owner has its own entries and its own limit. Only ids of the first tier are given
-out. The id of another tier is live from its first limit on, until the owner is retired.
+tier; the ids of one owner have a fixed distance. So a tier of an owner has its own entries and its own limit. `new_owner` assigns only ids
+of the first tier. The id of another tier is live from its first limit on, until the owner is retired.
 """
 
 from collections.abc import Sequence
@@ -73,7 +73,7 @@ class IndexWriter:
         self._retired_at: dict[int, int] = dict.fromkeys(np.flatnonzero(self._states == OWNER_RETIRED).tolist(), 0)
 
     def size(self) -> int:
-        """Returns the number of entries in use, with those of retired owners and far marks (which only say that a hash has far entries)."""
+        """Returns the number of entries in use, including entries of retired owners and far marks."""
         return self._size
 
     def held(self, owner: int) -> int:
@@ -85,7 +85,7 @@ class IndexWriter:
         self._capacity.limit(owner, blocks)
 
     def owners(self) -> list[int]:
-        """Returns the live owner ids. A successor retires those that it does not know."""
+        """Returns the live owner ids. A successor retires the ids that it does not know."""
         live: list[int] = np.flatnonzero(self._states == OWNER_LIVE).tolist()
         return live
 
@@ -135,15 +135,15 @@ class IndexWriter:
         self._insert(np.ascontiguousarray(hashes), owners, age, None)
 
     def insert_named(self, hashes: bytes, owner_of: dict[int, int], names: bytes, counts: bytes, age: int) -> None:
-        """Inserts blocks as `insert` does, for owners that have other names elsewhere. `owner_of`: name -> owner.
+        """Inserts blocks as `insert` does, for owners that the blocks name differently. `owner_of`: name -> owner.
 
-        `names`, `counts`: the name (u64) of each run of blocks, and its number of blocks (u16). Runs of other names are left out.
+        `names`, `counts`: the name (u64) of each run of blocks, and its number of blocks (u16). Runs with other names are skipped.
         """
         self._insert(hashes, (owner_of, names, counts), age, None)
 
     def insert_and_tell(self, hashes: Hashes, owners: int | npt.NDArray[Any], age: int, stale: int) -> News:
-        """Inserts blocks as `insert` does. Returns those that are new, and those that were last inserted `stale` or more ticks ago: the
-        owner of each run of blocks, the number of blocks of each run, and the bytes of all hashes (u64).
+        """Inserts blocks as `insert` does. Returns the blocks that are new or were last inserted `stale` or more ticks ago: the owner of
+        each run of blocks, the number of blocks of each run, and the bytes of all hashes (u64).
         """
         news = self._insert(np.ascontiguousarray(hashes), owners, age, stale)
         assert news is not None
@@ -152,7 +152,7 @@ class IndexWriter:
     def forget(self, hashes: Hashes, owners: int | npt.NDArray[Any], before: int | None = None) -> None:
         """Removes the entries that say that owners hold these blocks. `owners`: one owner id for all hashes, or one per hash.
 
-        `before`: keep the entries that were inserted or refreshed after this age; None: remove all.
+        `before`: keep the entries that were inserted or refreshed after this age; None to remove all entries.
         """
         freed = kernels.forget(self._table, self._ages, self._capacity.counts, hashes, owners, before)
         self._count_freed(freed, TAKEN_BACK)
@@ -178,9 +178,9 @@ class IndexWriter:
         self._size = self._capacity.count_present()
 
     def merge(self, first: int, entries: Hashes, ages: npt.NDArray[np.uint32]) -> int:
-        """Adds entries of another index of the same size to the buckets from `first` on, where there is room. Returns how many were added.
+        """Adds entries of another index of the same size to the buckets from `first` on, if these have room. Returns how many it added.
 
-        `entries` and `ages`: shape (buckets, WAYS), with owners of this index; 0 is no entry. Owners that are not live are left out.
+        `entries` and `ages`: shape (buckets, WAYS), with owners of this index; 0 is no entry. Skips entries of owners that are not live.
         """
         part, own_ages = self._table[first : first + len(entries)], self._ages[first : first + len(entries)]
         owners = (entries & OWNER_WORD_MASK).view(np.int64)
@@ -211,7 +211,7 @@ class IndexWriter:
         return self._words[DROPPED]
 
     def freed(self) -> dict[str, int]:
-        """Returns how many entries were freed, by cause."""
+        """Returns cause -> how many entries were freed."""
         causes = (("full", EVICTIONS), ("capacity", OVER_CAPACITY), ("gone", GONE), ("taken_back", TAKEN_BACK))
         return {cause: self._words[word] for cause, word in causes}
 

@@ -1,14 +1,14 @@
-"""The remote area: what other replicas of the picker have in flight and in queues, as sums. The supervisor writes it, workers add it.
+"""The remote area: the sums of requests in flight and in queues of other replicas of the picker. The supervisor writes them, workers read.
 
     | heartbeat | replicas | epoch | head | progress | waiting requests | waiting bytes | 0 |
     | band 0: waiting requests | bytes | band 1 ... |
     | requests in flight, one per slot |
     | tokens in flight, one per slot |
 Each line of the drawing starts on its own cache line. Every cell is one 8-byte word: int64, except the heartbeat (monotonic seconds), which
-is float64. A heartbeat older than 1 s means that the supervisor has ended or hangs; readers then ignore the area. The epoch is the number
-of the writer's life among replicas; a successor takes a higher one. The head is the number of the most important band in which something
-waits, plus 1; 0: nothing waits. The progress changes when a replica where it waits lets a request through. The first line also has what
-waits in all bands, which workers read for each request. The area exists only with a replica store.
+is float64. A heartbeat older than 1 s means that the supervisor has ended or hangs; readers then ignore the area. The epoch numbers the
+writer among all replicas; a successor takes a higher number. The head is the number of the most important band with a waiting request,
+plus 1; 0 if no request waits. The progress changes when a replica with a waiting request of this band lets a request through. The first
+line also has the waiting requests of all bands, which workers read for each request. The area exists only with a replica store.
 """
 
 from typing import Final
@@ -68,7 +68,7 @@ class RemoteArea:
 
     @property
     def epoch(self) -> int:
-        """The last number that this replica had among all; 0 before the first."""
+        """The last number that this replica had among all replicas; 0 before the first."""
         return self.words[EPOCH]
 
     @epoch.setter
@@ -81,7 +81,7 @@ class RemoteArea:
         self.words[self.schema.tokens_at + slot] = tokens
 
     def set_band(self, band: int, requests: int, size: int) -> None:
-        """Stores what waits in one band: requests and bytes."""
+        """Stores the requests and bytes that wait in one band."""
         at = LINE + 2 * band
         self.words[at] = requests
         self.words[at + 1] = size
@@ -92,17 +92,17 @@ class RemoteArea:
         return self.words[at], self.words[at + 1]
 
     def set_waiting(self, requests: int, size: int) -> None:
-        """Stores what waits in all bands: requests and bytes."""
+        """Stores the requests and bytes that wait in all bands."""
         self.words[WAITING] = requests
         self.words[WAITING_BYTES] = size
 
     def set_head(self, band: int | None, progress: int) -> None:
-        """Stores the most important band in which something waits, and the progress there."""
+        """Stores the most important band with a waiting request, and the progress of this band."""
         self.words[PROGRESS] = progress
         self.words[HEAD] = 0 if band is None else band + 1
 
     def head(self) -> tuple[int, int] | None:
-        """Returns the band and the progress that `set_head` stored; None: nothing waits."""
+        """Returns the band and the progress that `set_head` stored, or None if no request waits."""
         band = self.words[HEAD]
         return (band - 1, self.words[PROGRESS]) if band else None
 

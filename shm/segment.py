@@ -64,7 +64,7 @@ class Region:
         return self.bytes.nbytes
 
     def part(self, offset: int, size: int) -> "Region":
-        """Returns a part of this region; offset and size are in bytes, multiples of 8. Raises ValueError if it is not inside."""
+        """Returns a part of this region; offset and size are in bytes, multiples of 8. Raises ValueError if the part is not inside."""
         if offset < 0 or offset + size > self.bytes.nbytes:
             raise ValueError(f"part {offset}+{size} is outside a region of {self.bytes.nbytes} bytes")
         return Region(self.bytes[offset : offset + size])
@@ -80,7 +80,7 @@ class Segment(Region):
     """Creates or attaches one named piece of shared memory. The region is its payload, which follows the header."""
 
     def __init__(self, name: str, descriptor: int, mapping: mmap.mmap, header: tuple[int, ...]) -> None:
-        """`descriptor`: of the shared memory, for uses of it when its name is gone. The segment closes it."""
+        """`descriptor`: a descriptor of the shared memory, for uses after its name is gone. The segment closes the descriptor."""
         self.name = name
         self._descriptor = descriptor
         self._close_descriptor = weakref.finalize(self, os.close, descriptor)
@@ -134,9 +134,9 @@ class Segment(Region):
         return cls(name, descriptor, mapping, header)
 
     def private_copy(self) -> Region:
-        """Maps the payload a second time, copy-on-write: what this process writes there, no other process sees.
+        """Maps the payload a second time, copy-on-write: no other process sees what this process writes into the copy.
 
-        The system copies a page when this process first writes to it. Until then the page shows what others write.
+        The system copies a page when this process first writes to it. Until then, the page shows what other processes write.
         """
         mapping = mmap.mmap(self._descriptor, len(self._mapping), access=mmap.ACCESS_COPY)
         start = len(mapping) - self.size
@@ -151,7 +151,7 @@ class Segment(Region):
         return self._mapping.size() < len(self._mapping)
 
     def is_removed(self) -> bool:
-        """Whether the name is gone, so that no other process can attach any more."""
+        """Whether the name is gone, so that no other process can attach."""
         return os.fstat(self._descriptor).st_nlink == 0
 
     def close(self) -> None:
@@ -273,7 +273,7 @@ def _checked_header(name: str, descriptor: int, layout_hash: int | None) -> tupl
 
 
 def unlink_segment(name: str) -> bool:
-    """Removes a name. Returns whether there was such a segment."""
+    """Removes the name of a segment. Returns whether the name existed."""
     if not SEGMENT_NAME.fullmatch(name):
         return False
     try:

@@ -3,25 +3,25 @@
     area   | lives | overflowed | 0 ... |                              one cache line
            | block 0 | block 1 | ... | block n |                       block 0: all labels are `other`
     block  | life | size of label 0 | ... | texts | gauge 0 | ... | counter 0 | ... | sum | bucket 0 | ... | overflow | ...
-    life   0: the block is free; else a number that no other use of a block in this area has. `lives` is the last one
+    life   0 if the block is free; else a number that no other use of a block in this area has. `lives` is the last number
     texts  the labels in UTF-8, one after the other, TEXT_BYTES_PER_LABEL for each on average
 
 Each cell except a text is one 8-byte word: int64, except sums (float64). Bucket i of a histogram counts values <= bound i, not
 cumulative. An area holds `blocks` label tuples besides block 0.
 
-- The writer clears a free block, stores its labels, and then its life with one store. To free a block it stores 0 there. So a reader that
-  finds the same life before and after it has copied a block has a whole block. A block that a killed writer left incomplete is free.
-- `take_over` clears gauges, because what they counted died with the predecessor. Counters and histograms continue in the same blocks.
-- `sweep` frees blocks that have counted nothing since the last sweep, but only if few blocks are left. `epoch` grows when it has freed any:
-  offsets of blocks that a caller remembers are then no longer valid.
+- The writer clears a free block, stores its labels, and then its life with one store. To free a block, it stores the life 0. So a reader
+  that finds the same life before and after it has copied a block has a whole block. A block that a killed writer left incomplete is free.
+- `take_over` clears gauges, because the requests that they counted died with the predecessor. Counters and histograms continue.
+- `sweep` frees blocks that have counted nothing since the last sweep, but only if few blocks are left. If it has freed a block, `epoch`
+  grows: offsets of blocks that a caller remembers are then invalid.
 - A tuple for which there is no room counts as the tuple that `Names.coarse` names. The last quarter of the blocks is for tuples that
-  cannot count as a coarser one. The last resort is block 0. `overflowed` counts how often this happens.
+  cannot count as a coarser tuple. The last resort is block 0. `overflowed` counts how often this happens.
 - A label is cut to LABEL_BYTES_MAX bytes. Tuples that are equal after the cut share a block.
 - The words of one block do not change together: a reader may see a histogram's bucket before its sum.
 - Gauges count only while the parent marks the area as serving.
 
-`shm.series_reader` reads the table. Clients cannot make anything here grow without bound. This module does not know what the labels
-mean, or which of them to fold.
+`shm.series_reader` reads the table. Clients cannot make the table or its writer grow without bound. This module does not know what the
+labels mean, or which labels to fold.
 """
 
 import sys
@@ -38,21 +38,21 @@ from shm.segment import Ints, Region
 OTHER: Final = "other"
 LIVES: Final = 0
 OVERFLOWED: Final = 1
-LIFE: Final = 0  # in a block
+LIFE: Final = 0  # index in a block
 FREE: Final = 0
-SIZES: Final = 1  # in a block
+SIZES: Final = 1  # index in a block
 FIRST_BLOCK: Final = CACHE_LINE // WORD  # where block 0 begins in an area, in words
 LABEL_BYTES_MAX: Final = 120
 TEXT_BYTES_PER_LABEL: Final = 72
-RESERVED: Final = 4  # the last quarter of the room is for tuples that cannot count as a coarser one
-SCARCE: Final = 4  # blocks are freed if less than this part of them is left: 1/4
+RESERVED: Final = 4  # the last quarter of the room is for tuples that cannot count as a coarser tuple
+SCARCE: Final = 4  # blocks are freed if less than a quarter of them is left
 
 Labels = tuple[str, ...]
 Bounds = tuple[tuple[str, tuple[float, ...]], ...]  # names and bounds of histograms
 
 
 def most_fine(room: int) -> int:
-    """Returns the part of a room that tuples may take that can count as a coarser one."""
+    """Returns how much of a room is for tuples that can count as a coarser tuple."""
     return room - room // RESERVED
 
 
@@ -60,10 +60,10 @@ class Names(Protocol):
     """Says which label tuples a table names."""
 
     def fold(self, labels: Labels) -> Labels:
-        """Returns the tuple that a new tuple counts as; it may be the same."""
+        """Returns the tuple as which a new tuple counts; it may be the same."""
 
     def coarse(self, labels: Labels) -> Labels:
-        """Returns the tuple that counts instead if there is no room; the same if there is none."""
+        """Returns the coarser tuple that counts instead if there is no room, or the same tuple."""
 
     def recall(self, labels: Labels) -> None:
         """Takes note of a tuple that the writer's predecessor has named."""
@@ -151,7 +151,7 @@ class SeriesWriter:
     """
 
     def __init__(self, schema: SeriesSchema, region: Region, *, names: Names | None = None) -> None:
-        """`names`: None: each tuple counts as itself."""
+        """`names`: None if each tuple counts as itself."""
         self.schema = schema
         self.words: memoryview = region.bytes.cast("q")
         self.gauge_at, self.counter_at = schema.gauge_at, schema.counter_at
@@ -160,14 +160,14 @@ class SeriesWriter:
         self._parts: list[SeriesPart] = []
         self._names: Names = names if names is not None else Unnamed()
         self._histograms = Histograms(region, schema.area_bytes // WORD, schema.histograms_at, [bounds for _, bounds in schema.histograms])
-        # The words of a block that are the same as long as it counts nothing: all but its labels and gauges.
+        # The words of a block that stay the same while the block counts nothing: all but its labels and gauges.
         shape = (schema.blocks + 1) * schema.block_words
         cells: Ints = region.array(np.int64, FIRST_BLOCK * WORD, shape)
         self._cells = cells.reshape(schema.blocks + 1, schema.block_words)
         self._before: Ints = np.zeros(schema.blocks + 1, np.int64)
         self._stored: dict[Labels, int] = {}
         self._free: list[int] = []
-        self._fine = 0  # the number of stored tuples that can count as a coarser one
+        self._fine = 0  # the number of stored tuples that can count as a coarser tuple
         self._recall()
 
     def block(self, labels: Labels) -> int:
@@ -196,9 +196,9 @@ class SeriesWriter:
                 words[block + at] = 0
 
     def sweep(self, held: Container[int] = ()) -> bool:
-        """Frees the blocks that have counted nothing since the last sweep, if few are left. Returns whether any was freed.
+        """Frees the blocks that have counted nothing since the last sweep, if few blocks are left. Returns whether it freed a block.
 
-        Keeps those with a gauge that is not 0, and those of `held`: offsets that the caller goes on using.
+        Keeps blocks with a gauge that is not 0. `held`: offsets of blocks to keep, because the caller goes on using them.
         """
         schema = self.schema
         counts: Ints = self._cells[:, schema.values_at + len(schema.gauge_at) :].sum(axis=1)
@@ -241,7 +241,7 @@ class SeriesWriter:
             names.recall(labels)  # the predecessor has named this tuple, so it stays named
             self._stored[labels] = block
             self._fine += names.coarse(labels) != labels
-        self._free.reverse()  # the first one is used first
+        self._free.reverse()  # the first block is used first
 
     def _find(self, raw: Labels) -> int:
         labels = self._names.fold(tuple(map(_cut, raw)))
@@ -278,7 +278,7 @@ class SeriesWriter:
 
 
 class SeriesPart(SeriesWriter):
-    """Writes tuples into the area of another writer, and sets one of their labels. Callers may leave that label out, if it is the last one.
+    """Writes tuples into the area of another writer, and sets one of their labels. Callers may omit this label if it is the last one.
 
     Only its maker calls `take_over` and `sweep`.
     """

@@ -1,7 +1,7 @@
 """Reads series (`shm.series`): sums over all areas, by label tuple.
 
-What a reader shows of a tuple never decreases while any area has a block for it: what a freed block has counted stays in the sum. When no
-area has one any more, the tuple is gone. If it comes back, it begins at 0, as the counters of a program that was restarted.
+The values of a tuple never decrease while any area has a block for the tuple: the counts of a freed block stay in the sum. When no area
+has such a block any more, the tuple is gone. If the tuple comes back, it begins at 0, like the counters of a restarted program.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,7 +15,7 @@ from shm.segment import Floats, Ints, Region
 from shm.series import FIRST_BLOCK, FREE, LIFE, OTHER, OVERFLOWED, Labels, SeriesSchema, labels_of, most_fine
 
 BLOCKS_AT_ONCE: Final = 200  # blocks that a reader takes in one step of about 1 ms
-READINGS_MAX: Final = 4  # how often a reading begins again because blocks were freed meanwhile
+READINGS_MAX: Final = 4  # how often a reading begins again because blocks were freed during the reading
 UNLIMITED: Final = 1 << 60
 NOWHERE: Final = -1  # the row of a block that is not counted
 
@@ -36,7 +36,7 @@ class Totals(NamedTuple):
     """Holds the values of all label tuples, one row each.
 
     `ints`: int64, shape (tuples, words): the words of a block after its labels. `sums`: float64, shape (tuples, histograms).
-    `version`: as long as it is the same, later totals have the same rows, and perhaps more after them.
+    `version`: later totals with the same version have the same rows, and perhaps further rows after them.
     """
 
     labels: list[Labels]
@@ -46,7 +46,7 @@ class Totals(NamedTuple):
 
 
 class _Place:
-    """Where a reader counts one label tuple. `row`: perhaps that of a coarser tuple. `uses`: the number of blocks with the tuple."""
+    """Where a reader counts one label tuple. `row`: the row of this or a coarser tuple. `uses`: the number of blocks with the tuple."""
 
     __slots__ = ("labels", "row", "uses")
 
@@ -57,9 +57,9 @@ class _Place:
 
 
 class Rows:
-    """The rows of a reader: which tuples have a row of their own, within limits of number and weight."""
+    """The rows of a reader: which tuples have their own row, within limits of number and weight."""
 
-    # `of`: label tuple -> its row, for tuples with a row of their own. The order is that in which they got it.
+    # `of`: label tuple -> its row, for tuples with their own row, in the order in which they got a row.
 
     def __init__(self, other: Labels, count: int, coarse: Callable[[Labels], Labels], weigh: Callable[[Labels], int], room: int) -> None:
         self._coarse = coarse
@@ -73,7 +73,7 @@ class Rows:
         self._labels: dict[int, Labels] = {0: other}
 
     def enter(self, labels: Labels) -> int:
-        """Returns the row where a tuple counts that is new, or was not there for a while."""
+        """Returns the row in which a tuple counts that is new or has come back."""
         row = self.of.get(labels)
         if row is None:
             row = self._own(labels)
@@ -85,7 +85,7 @@ class Rows:
         return row or 0
 
     def leave(self, row: int) -> bool:
-        """Notes that a tuple of this row is gone. Returns whether the row is gone with it."""
+        """Notes that a tuple of this row is gone. Returns whether the row is gone, too."""
         self._users[row] -= 1
         if self._users[row]:
             return False
@@ -115,10 +115,10 @@ class Rows:
 class SeriesReader:
     """Sums a table over all areas. `serving` says whether the gauges of an area count.
 
-    A reader shows at most `rows` label tuples besides `other`, by default as many as one area holds, and at most those whose weights have a
-    sum of `room`: those that it meets first. As in an area, the last quarter is for tuples that cannot count as a coarser one. Further
-    tuples count as the coarser one, or as `other`, as long as they exist. Another reader may meet the tuples in another order, and show
-    different ones.
+    A reader shows the label tuples that it meets first: besides `other`, at most `rows` tuples (by default as many as one area holds),
+    whose weights have at most the sum `room`. As in an area, the last quarter is for tuples that cannot count as a coarser tuple. Further
+    tuples count as the coarser tuple, or as `other`, as long as they exist. Another reader may meet the tuples in another order, and show
+    different tuples.
     """
 
     def __init__(
@@ -147,11 +147,11 @@ class SeriesReader:
         count = rows or schema.blocks
         self._rows = Rows(self._other, count, coarse, weigh, room)
         self._places: dict[Labels, _Place] = {}
-        self._met: list[dict[int, _Place]] = [{} for _ in range(schema.areas)]  # by block
+        self._met: list[dict[int, _Place]] = [{} for _ in range(schema.areas)]  # for each area: block -> its tuple's place
         self._lives: Ints = np.zeros(shape[:2], np.int64)
         self._row_of = np.full(shape[:2], NOWHERE, np.intp)
         self._row_of[:, 0] = 0
-        # What each block held at the last reading, and what freed blocks have counted, by row.
+        # The values of each block at the last reading, and the sums of freed blocks by row.
         self._seen: list[tuple[Ints, Floats] | None] = [None] * schema.areas
         self._kept: Ints = np.zeros((count + 1, block_words - schema.values_at), np.int64)
         self._kept_sums: Floats = np.zeros((count + 1, len(schema.histograms)))
@@ -170,7 +170,7 @@ class SeriesReader:
         The values of one area are read in one step. If blocks are found freed between two steps, the reading begins again.
         """
         for _ in range(READINGS_MAX):
-            # First for all areas, so that new tuples find the room of those that are gone.
+            # First `_forget` for all areas, so that new tuples find the room of tuples that are gone.
             for look in (self._forget, self._meet):
                 for area in range(self.schema.areas):
                     while look(area):
@@ -207,7 +207,7 @@ class SeriesReader:
         return np.flatnonzero(lives != self._lives[area]).tolist(), lives
 
     def _forget(self, area: int) -> bool:
-        """Forgets what blocks of an area held that were freed, at most BLOCKS_AT_ONCE. Returns whether more are left."""
+        """Forgets freed blocks of an area, at most BLOCKS_AT_ONCE. Returns whether more are left."""
         changed, _ = self._changed(area)
         known = [block for block in changed if block in self._met[area]]
         for block in known[:BLOCKS_AT_ONCE]:
@@ -215,16 +215,16 @@ class SeriesReader:
         return len(known) > BLOCKS_AT_ONCE
 
     def _meet(self, area: int) -> bool:
-        """Takes note of blocks of an area that are new, at most BLOCKS_AT_ONCE. Returns whether more are left."""
+        """Takes note of new blocks of an area, at most BLOCKS_AT_ONCE. Returns whether more are left."""
         cells = self._ints[area]
         changed, lives = self._changed(area)
-        # the others were freed after `_forget` has looked
+        # the other blocks were freed after the call of `_forget`
         new = [block for block in changed if block not in self._met[area]]
         for block in new[:BLOCKS_AT_ONCE]:
             labels = labels_of(cells[block, : self.schema.values_at].tobytes(), self.schema)
             fence.order()
             if cells[block, LIFE] != lives[block]:
-                continue  # it was freed meanwhile
+                continue  # the block was freed in the meantime
             self._lives[area, block] = lives[block]
             place = self._places.get(labels)
             if place is None:
@@ -253,7 +253,7 @@ class SeriesReader:
                 self._gone += 1
 
     def _add(self, area: int, ints: Ints, sums: Floats) -> bool:
-        """Adds the values of an area to those of its rows. Returns False if it has none."""
+        """Adds the values of an area to the sums of its rows. Returns False if the area has no values."""
         schema, cells = self.schema, self._ints[area]
         rows = self._row_of[area].copy()
         if not (rows > 0).any() and not cells[0, schema.values_at :].any():

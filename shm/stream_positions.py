@@ -3,8 +3,8 @@
     control  | heartbeat (float64, monotonic seconds) | applying | 0 ... |             one cache line
     row      | position | check | heard (float64, monotonic seconds) | messages | held | dropped | 0 | 0 |   one cache line per slot
 
-- `position` is one more than the number of the last message that was applied; 0: none. `check` is the CRC of that message's payload. A
-  successor compares it to find out whether the publisher has started again.
+- `position` is one more than the number of the last message that was applied; 0 before the first. `check` is the CRC of the payload of
+  this message. A successor compares the CRC to find out whether the publisher has started again.
 - `applying` is 1 while a batch of messages changes index and links. A successor that finds 1 empties index and links first.
 - One process writes. Every value is one word, so readers need no version. The values of a row may be of different moments.
 """
@@ -31,9 +31,9 @@ class StreamPositionsSchema(Layout):
 
 
 class StreamPosition(NamedTuple):
-    """Holds one row. `heard`: when the last message came, in monotonic seconds; 0: never. `held`: blocks in all tiers.
+    """Holds one row. `heard`: when the last message came, in monotonic seconds, or 0. `held`: number of blocks in all tiers.
 
-    `messages`: how many live messages came. `dropped`: how many were dropped because too many waited for the end of a replay.
+    `messages`: how many live messages came. `dropped`: how many messages were dropped because too many waited for the end of a replay.
     """
 
     position: int
@@ -54,7 +54,7 @@ class StreamPositions:
 
     @property
     def last_heartbeat(self) -> float:
-        """When the kv-events process last heartbeat, in monotonic seconds; 0: never."""
+        """The time of the last heartbeat of the kv-events process, in monotonic seconds; 0 before the first."""
         return float(self._floats[HEARTBEAT])
 
     def heartbeat(self, now: float) -> None:

@@ -53,12 +53,12 @@ RETRIED_MAX: Final = 64  # torn rows of one copy that are read again
 DRAINING: Final = 1
 DOWN: Final = 2
 EJECTED: Final = 4
-FAILING_AT: Final = 4  # bit of the flags: which share of its answers a failing endpoint fails, in 4 bits, in fifteenths
+FAILING_AT: Final = 4  # bit of the flags: the share of its answers that a failing endpoint fails, in fifteenths, in 4 bits
 FAILING_MASK: Final = 0xF
 # Bits of the flags: the area of the worker that may send one request, in 16 bits, then the number of the trial.
 TRIAL_AREA_AT: Final = 8
 TRIAL_NUMBER_AT: Final = 24
-GENERATION_MAX: Final = (1 << 48) - 1  # of a row that another program has overwritten: it must not overflow
+GENERATION_MAX: Final = (1 << 48) - 1  # limits the generation of a row that another program has overwritten, so that it does not overflow
 AREA_MASK: Final = 0xFFFF
 NUMBER_MASK: Final = 0xFFFF_FFFF
 
@@ -71,7 +71,7 @@ Words = npt.NDArray[np.uint64]
 def trial(area: int, number: int) -> int:
     """Returns the flags of an ejected endpoint on trial: only the worker of this area may send one request to it.
 
-    `number` counts the trials, so that a worker can tell a new trial from the one before.
+    `number` counts the trials, so that a worker can tell a new trial from the previous one.
     """
     return EJECTED | area << TRIAL_AREA_AT | (number & NUMBER_MASK) << TRIAL_NUMBER_AT
 
@@ -179,7 +179,7 @@ class TableWriter:
         return True
 
     def release(self, handle: Handle) -> bool:
-        """Frees the row; from now on the handle is stale. Returns False if it was stale before."""
+        """Frees the row, so that the handle becomes stale. Returns False if the handle was stale before."""
         row = self._live_row(handle)
         if row is None:
             return False
@@ -194,7 +194,7 @@ class TableWriter:
         return self._words[USED]
 
     def intact(self, handles: Iterable[Handle]) -> bool:
-        """Whether none of these handles is stale, and `used` covers their rows. If not, another program has written here."""
+        """Whether no handle is stale, and `used` covers the rows of all handles. If not, another program has written to the table."""
         used = self._words[USED]
         return used <= self.schema.slots and all(h.slot < used and self._live_row(h) is not None for h in handles)
 
@@ -235,13 +235,13 @@ class TableWriter:
         words[row + GENERATION] = body[GENERATION - 1]
         words[row + OWNER] = body[OWNER - 1]
         words[row + FLAGS : row + self.schema.row_words] = body[FLAGS - 1 :]
-        words[row + STATE] = body[STATE - 1]  # last: until here a successor sees a free row
+        words[row + STATE] = body[STATE - 1]  # stored last: before this store, a successor sees a free row
         seqlock.end(words, row, odd)
 
     def _free(self, row: int) -> None:
         words = self._words
         odd = seqlock.begin(words, row)
-        words[row + STATE] = State.FREE  # first: from here on a successor sees a free row
+        words[row + STATE] = State.FREE  # stored first: after this store, a successor sees a free row
         self._fill(words[row + GENERATION], 0, State.FREE, 0, 0.0, 0.0, 0, self._nothing)
         words[row + 1 : row + self.schema.row_words] = self._body
         seqlock.end(words, row, odd)
@@ -355,7 +355,7 @@ class TableReader:
         return TableCopy(self.schema, epoch, rows)
 
     def moved(self, first: int, copy: TableCopy) -> bool:
-        """Whether rows have changed since `copy` of the part that begins with `first`. If none has, `copy` is as of now."""
+        """Whether rows have changed since `copy` of the part that begins with `first`. If no row has, `copy` is as of now."""
         epoch = self._words[EPOCH]
         if epoch == copy.epoch:
             return False
