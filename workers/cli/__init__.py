@@ -91,9 +91,7 @@ def added(group: str = "") -> Mapping[str, Entry]:
 
 
 class Group(click.Group):
-    """A group of commands. The module of a command is imported when it is called. `entries`: its own commands, by name; packages may add
-    others.
-    """
+    """A group of commands. The module of a command is imported when it is called. `entries`: its own commands by name."""
 
     def __init__(self, *, entries: Mapping[str, Entry], usual: str = "", group: str = "", **attributes: Any) -> None:
         super().__init__(**attributes)

@@ -124,9 +124,7 @@ def refusing_errors() -> Iterator[None]:
 
 
 def load_text(text: str | None, source: str, *, allow_experimental: bool, surroundings: Surroundings) -> EffectiveConfig:
-    """Loads a configuration; None stands for the built-in configuration. Raises BadConfiguration, or ClickException for a broken
-    installation.
-    """
+    """Loads a configuration (None: the built-in one). Raises BadConfiguration, or ClickException for a broken installation."""
     try:
         with refusing_errors(), without_threads():
             return load(text, source, allow_experimental=allow_experimental, surroundings=surroundings)
@@ -145,9 +143,7 @@ def key_findings(config: EffectiveConfig) -> list[Finding]:
 
 
 def object_findings(folder: str, pools: Sequence[PoolName] = ()) -> list[Finding]:
-    """Returns errors and warnings about the objects in a folder. Returns an empty list if `folder` is "". `pools`: the names of several
-    pools.
-    """
+    """Returns errors and warnings about the objects in a folder. Returns [] if `folder` is "". `pools`: the names of several pools."""
     if not folder:
         return []
     remarks: list[str] = []

@@ -27,9 +27,7 @@ DOWN, EJECTED = 4, 8
 
 
 def found(batches: Iterator[list[Record]], wanted: str) -> tuple[Traced, Trace]:
-    """Returns the request with this x-request-id or number, and the recording up to its end. Raises Unreadable if the recording has no such
-    request.
-    """
+    """Returns the request with this x-request-id or number, and the recording up to its end. Raises Unreadable without such a request."""
     trace, hashed = Trace(), id_hash(wanted)
     for batch in batches:
         for record in batch:

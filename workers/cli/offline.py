@@ -123,9 +123,7 @@ async def _decided(config: EffectiveConfig, offline_request: OfflineRequest, poo
 
 
 def _tenant(config: EffectiveConfig, headers: codec.Headers) -> Tenant | None:
-    """Returns the tenant that the fairness id names, because offline no gateway vouches for a tenant. Returns None if no tenants are
-    configured.
-    """
+    """Returns the tenant that the fairness id names, because offline no gateway vouches for a tenant. Returns None without tenants."""
     if config.tenants is None:
         return None
     return tenants_of(replace(config.tenants, sources=()), {}).named(fairness_id(headers) or UNKNOWN)

@@ -61,9 +61,7 @@ class MetricsPort(NamedTuple):
 
 
 class Named(NamedTuple):
-    """Which picker a command is about: a picker on this machine, or the picker with a metrics port at `url`; by default the only running
-    picker.
-    """
+    """Which picker a command is about: a picker on this machine, or the picker with a metrics port at `url`; by default the only picker."""
 
     metrics_port: int | None = None
     instance: str = ""

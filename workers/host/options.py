@@ -69,12 +69,12 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     client_ca_file: str = ""
     metrics_cert_dir: str = ""
     metrics_client_ca_file: str = ""
-    # Whether clients of the metrics port need a token; None: only in Kubernetes.
+    # Whether clients of the metrics port need a token; None means only in Kubernetes.
     metrics_endpoint_auth: bool | None = None
     health_checking: bool = False
     workers: int = 1
     workers_max: int = 0  # 0: twice `workers`
-    worker_memory_limit: int | None = None  # bytes; None: a share of the cgroup's limit; 0: no limit
+    worker_memory_limit: int | None = None  # bytes; None means a share of the cgroup's limit, 0 no limit
     drain_timeout_s: float = 30.0
     body_bytes_max: int = 32 << 20
     message_bytes_max: int = 33 << 20
@@ -119,7 +119,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     log_level: str = "info"
     access_log: float = 0.0  # the share of the requests that get a line in the log
     log_format: str = "auto"
-    tracing: TracingOptions | None = None  # None: no traces
+    tracing: TracingOptions | None = None  # None without traces
 
     @property
     def pool_names(self) -> tuple[str, ...]:

@@ -18,9 +18,7 @@ class ProcessUse(NamedTuple):
 
 
 def process_use(pid: int, proc: Path = PROC) -> ProcessUse | None:
-    """Returns the memory and CPU time of a process. Returns None without such a process, or if the process has ended and was not reaped
-    yet.
-    """
+    """Returns the memory and CPU time of a process. Returns None without such a process, or if it has ended and was not reaped."""
     try:
         # The name is in brackets and may hold blanks and brackets itself.
         fields = (proc / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()

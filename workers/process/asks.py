@@ -67,7 +67,7 @@ def put(run_dir: str, instance: str, ask: Ask) -> None:
 
 
 def take(run_dir: str, instance: str) -> Ask | None:
-    """In the parent: removes and returns the command that waits. Returns None if there is none, or if it is older than LATE_S.
+    """In the parent: removes and returns the waiting command. Returns None without a command, or if it is older than LATE_S.
 
     Raises Refused if the file cannot be read, belongs to another user, or was written by another version.
     """

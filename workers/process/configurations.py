@@ -43,8 +43,8 @@ class Configuration:
     """
 
     def __init__(self, instance: Instance, status: DocumentWriter, before: ReloadStatus | None = None) -> None:
-        """`instance`: the instance as the pool sees it. `status`: writes all statuses. `before`: the last status of the pool that had this
-        place before.
+        """`instance`: the instance as the pool sees it. `status`: writes all statuses. `before`: the last status of the earlier pool in
+        this place.
         """
         self.instance = instance
         self.generations: Generations = instance.generations
@@ -121,8 +121,8 @@ class Configuration:
         return tuple(ordinal for ordinal, pair in enumerate(used) if areas.serving(ordinal) and pair != wanted[ordinal])
 
     def leave(self) -> ReloadStatus:
-        """Answers all commands that wait for a change of this pool, which is gone. Returns the status with which the next pool in this
-        place begins.
+        """Answers all commands that wait for a change of this gone pool. Returns the status with which the next pool in its place
+        begins.
         """
         text = f"error[no-pool]: the pool '{self.instance.options.pool_name}' is gone"
         ended = {"finished": self.last.finished + 1, "answered": self.last.answered + ASKS_MAX + 2}

@@ -16,9 +16,7 @@ if TYPE_CHECKING:
 
 
 def source_tls(source: MetricsDataSource) -> ssl.SSLContext | None:
-    """Returns the TLS context of a data source, or None for http. Raises ValueError with a text about what is wrong with the
-    certificates.
-    """
+    """Returns the TLS context of a data source, or None for http. Raises ValueError, whose text names the fault of the certificates."""
     if source.scheme == "http":
         return None
     authorities = "" if source.insecure_skip_verify else source.ca_cert_path
@@ -33,8 +31,8 @@ def source_tls(source: MetricsDataSource) -> ssl.SSLContext | None:
 
 
 def tls_context(verify_with: str | None, certificate: str = "", key: str = "") -> ssl.SSLContext:
-    """Returns a TLS context for clients. `verify_with`: a CA file; "" means the system's CAs; None means that the client verifies no
-    server. Raises OSError.
+    """Returns a TLS context for clients. `verify_with`: a CA file; "" means the system's CAs; None means no verification. Raises
+    OSError.
     """
     context = ssl.create_default_context(cafile=verify_with or None)
     if verify_with is None:
@@ -62,9 +60,7 @@ class Credentials(NamedTuple):
         return cls(prefix_seed(options), {}, *certificates(options)).reading(sources, configuration)
 
     def reading(self, sources: Sequence[MetricsDataSource], configuration: str) -> "Credentials":
-        """Returns these credentials, but with the TLS contexts of `sources` only, read anew from the files of `sources`. Raises
-        Unusable.
-        """
+        """Returns these credentials, but with the TLS contexts of `sources` only, read from their files. Raises Unusable."""
         try:
             return self._replace(scrape_tls={source.name: source_tls(source) for source in sources})
         except ValueError as wrong:

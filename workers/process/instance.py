@@ -154,9 +154,7 @@ class Instance:
 
     @property
     def pool_names(self) -> tuple[str, ...]:
-        """Returns the names of several pools, by number, with "" for a place without a pool. Returns no names if the picker has one
-        pool.
-        """
+        """Returns the names of several pools, by number, with "" for a place without a pool. Returns () if the picker has one pool."""
         return tuple(pool.options.pool_name for pool in self.pools) if len(self.pools) > 1 else ()
 
     def begin(self, bundle: Bundle) -> None:
@@ -230,8 +228,8 @@ class Instance:
         return [*ends, *self.sockets.not_for_kv_events()]
 
     def unlink(self) -> None:
-        """Removes the names of the segments, then the file that records the names. A process that has mapped a segment can still use the
-        segment.
+        """Removes the names of the segments, then the file that records the names. Processes that have mapped a segment can still use
+        it.
         """
         self.memory.unlink()
         _release(self.lock)

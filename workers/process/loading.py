@@ -40,7 +40,7 @@ class PoolText(NamedTuple):
 
 
 def read_plugins(folder: str) -> dict[str, bytes]:
-    """Reads the Python files of a folder. Returns the contents of the files by name. Returns no file if `folder` is "". Raises
+    """Reads the Python files of a folder. Returns the contents of the files by name. Returns {} if `folder` is "". Raises
     UnreadablePlugins.
     """
     if not folder:
@@ -63,9 +63,7 @@ def read_plugins(folder: str) -> dict[str, bytes]:
 
 
 def read_keys(config: EffectiveConfig) -> tuple[dict[str, str], list[ConfigError]]:
-    """Reads the files of API keys that a configuration names. Returns the texts of the files by path, and an error for each unreadable
-    file.
-    """
+    """Reads the files of API keys that a configuration names. Returns the texts by path, and an error for each unreadable file."""
     found: dict[str, str] = {}
     errors: list[ConfigError] = []
     for path, place in key_files(config.tenants).items():

@@ -142,9 +142,7 @@ def viewed(instance: Instance, number: int, pool: Pool, like: Instance | None = 
 
 
 def create_places(options: "Options", places: Places) -> Instance:
-    """Creates the instance with empty places. `options`: with the largest number of endpoints of all places together. Raises as `create`
-    does.
-    """
+    """Creates the instance with empty places. `options`: with the most endpoints of all places together. Raises as `create` does."""
     empty = [places.pool(EMPTY)] * len(places.ports)
     ports = {port: "of --pool-ports" for port in places.ports if port not in (0, options.grpc_port)}
     return create(options, empty, _choice(places, NONE_PLACED), ports, places)
@@ -177,8 +175,8 @@ def assigned_view(instance: Instance) -> AssignedView:
 
 
 def relisted(instance: Instance, pool_list: PoolList, number: int) -> Instance:
-    """Returns the instance with these pools in its places. `number`: the number of the list. Views of places that do not change stay the
-    same objects.
+    """Returns the instance with these pools in its places. `number`: the number of the list. Views of unchanged places stay the same
+    objects.
     """
     views = list(instance.pools)
     for place, view in enumerate(instance.pools):
@@ -220,9 +218,7 @@ def with_pool(instance: Instance, view: Instance) -> Instance:
 
 
 def tell_assigned(instance: Instance, names: PlacedPools) -> None:
-    """In the supervisor: tells all processes which pools have which places. Wakes the workers, so that they react before their next
-    heartbeat.
-    """
+    """In the supervisor: tells all processes which pools have which places. Wakes the workers, so that they react at once."""
     DocumentWriter(instance.layout.documents, instance.memory.documents).write(assigned_of(len(instance.pools)), encode(names))
     instance.pipes.wake_workers()
 

@@ -128,8 +128,8 @@ class Reloads:
         self._rollouts.answers.clear()
 
     def ends(self, pid: int) -> None:
-        """Acts on the end of a child before the parent reaps it: kills the processes that a plugin may have left in the process group of
-        the trial.
+        """Acts on the end of a child before the parent reaps it: kills processes that a plugin may have left in the trial's process
+        group.
         """
         if pid in self._tries:
             self._kill_group(pid)

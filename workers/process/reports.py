@@ -51,8 +51,8 @@ class Reports:
         self._send(Report(ordinal, os.getpid(), generation=generation, key=key))
 
     def refused(self, ordinal: int, generation: int, text: str, key: int = 0) -> None:
-        """In a child: reports why the child cannot use this configuration. The child keeps its present configuration. `key`: the number of
-        its pool.
+        """In a child: reports why the child cannot use this configuration. The child keeps its present one. `key`: the number of its
+        pool.
         """
         self._send(Report(ordinal, os.getpid(), text[: REPORT_BYTES_MAX // 8] or "no reason given", generation=generation, key=key))
 

@@ -74,7 +74,7 @@ class Memory:
         ]  # only with a replica store
         self.remote = self.remotes[0] if self.remotes else None  # has the requests of this pool that wait in other replicas
         self.areas = Areas(layout.areas, parts["areas"], self.remote)
-        self.kv_events: KvMemory | None = None  # None: no plugin uses KV events
+        self.kv_events: KvMemory | None = None  # None if no plugin uses KV events
         if layout.kv_events is not None:
             self.kv_events = KvMemory(layout.kv_events, parts)
         self.flows = [FlowAreas(schema, parts[part_of("flow", pool)], self.areas) for pool, schema in enumerate(layout.flows)]
@@ -219,9 +219,7 @@ class Words:
     """Words in shared memory that the parent writes and children read."""
 
     def __init__(self, configurations: int = 1) -> None:
-        """`configurations`: the largest number of configurations: 1 for one pool; with several pools, one per pool and one for their
-        list.
-        """
+        """`configurations`: their largest number: 1 for one pool; with several pools, one per pool and one for their list."""
         self._page = mmap.mmap(-1, CONFIGURATIONS_AT + 2 * WORD * configurations)
         self._numbers = memoryview(self._page).cast("q")
         page = memoryview(self._page)[QUERIES_OF_DEATH_AT:CONFIGURATIONS_AT]

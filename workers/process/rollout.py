@@ -356,7 +356,7 @@ class Rollout:
             self._take_back(f"{CRASHES} processes ended while it was tried, the last one was {child}", now)
 
     def _publish(self, kept: Kept, text: str, now: float, *, answers: bool, successful: bool = True) -> None:
-        """Puts a configuration in force. Forgets kept configurations with the same content, because a return to them would change
+        """Puts a configuration in force. Forgets kept configurations with the same content, because returning to them would change
         nothing.
         """
         self._kept = [*(each for each in self._kept if each.hash != kept.hash), kept][-KEPT:]
@@ -375,9 +375,7 @@ class Rollout:
         self.state = Spreading(kept.number, now + SPREAD_S, text, successful, answers)
 
     def _go_back(self, why: str, now: float, *, asked: bool = False) -> None:
-        """Puts the previous configuration in force. `asked`: whether an operator asked for the return; otherwise the present configuration
-        failed.
-        """
+        """Puts the previous configuration in force. `asked`: whether an operator asked for the return; otherwise the present one failed."""
         number, state = self.number, self.state
         answers = asked or (isinstance(state, Spreading) and state.answers)
         before = self._kept[-2] if len(self._kept) > 1 else None
@@ -408,9 +406,7 @@ class Rollout:
         self._finish(False, text, answers=answers)
 
     def _take_back(self, why: str, now: float, *, asked: bool = False) -> None:
-        """Withdraws the candidate. `asked`: whether an operator asked for this; otherwise the candidate failed, and the status says so at
-        once.
-        """
+        """Withdraws the candidate. `asked`: whether an operator asked for this; otherwise the candidate failed, and the status says so."""
         assert self.candidate is not None
         text, state = f"candidate {self.candidate.number} is taken back: {why}", self.state
         self._withdraw(why)

@@ -127,9 +127,7 @@ def hold(port: int, flag: str) -> socket.socket:
 
 
 def open_at(later: socket.socket, port: int) -> str:
-    """Lets a socket without a port listen at `port`, in all processes that share the socket. Returns "", or the reason why it cannot
-    listen.
-    """
+    """Lets a socket without a port listen at `port`, in all processes that share the socket. Returns "", or why it cannot listen."""
     try:
         later.bind((_ANY[later.family], port))
         later.listen(BACKLOG)
@@ -198,9 +196,7 @@ def _not_bound(port: int, flag: str, refused: OSError, changed: str = "") -> str
 
 
 def received(environ: MutableMapping[str, str]) -> dict[str, socket.socket]:
-    """Returns the sockets that systemd has passed to this process, by name, and removes systemd's environment variables. Raises
-    Unusable.
-    """
+    """Returns the sockets that systemd has passed to this process, by name, and removes systemd's variables. Raises Unusable."""
     pid, count, named = (environ.pop(variable, "") for variable in VARIABLES)
     if pid != str(os.getpid()):
         return {}

@@ -117,9 +117,7 @@ class Sources:
 
     @property
     def asks_objects(self) -> bool:
-        """Whether objectives and model rewrites come from the Kubernetes API. These objects refer to an InferencePool, not to a
-        selector.
-        """
+        """Whether objectives and model rewrites come from the Kubernetes API. They refer to an InferencePool, not to a selector."""
         return self.in_kubernetes and not self._options.endpoint_selector
 
     @property

@@ -26,8 +26,8 @@ Life = tuple[int, int]
 
 
 class _Tenant:
-    """The use of one tenant at other replicas. `rate_*`: per second. `own_*`: at this replica. `assumed_*`: the assumed use, while no
-    replica was heard.
+    """The use of one tenant at other replicas. `rate_*`: per second. `own_*`: at this replica. `assumed_*`: assumed while no replica was
+    heard.
     """
 
     __slots__ = ("assumed_requests", "assumed_tokens", "new_requests", "new_tokens", "own", "own_rate", "rate_requests", "rate_tokens")
@@ -57,9 +57,7 @@ class ReplicaBudgets:
         self._assuming = False
 
     def rows(self, now: float, *, whole: bool) -> bytes:
-        """Returns the use of tenants at this replica: of all tenants if `whole`, else of tenants that have used more since the last
-        call.
-        """
+        """Returns the use of tenants at this replica: of all tenants if `whole`, else of tenants with more use since the last call."""
         if not whole and now < self._say_at:
             return b""
         changes = self._sums.changes()

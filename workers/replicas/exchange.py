@@ -310,9 +310,7 @@ class Exchange:
         self._apply(now)
 
     def _follow_endpoints(self) -> None:
-        """If endpoints came or left, writes the remote area anew and publishes everything again, because a slot may have another
-        endpoint.
-        """
+        """If endpoints came or left, writes the remote area anew and publishes everything again: a slot may have another endpoint."""
         if not self.parts.places.refresh():
             return
         self._whole_at = float("-inf")

@@ -52,9 +52,7 @@ def decode(data: bytes) -> Message:
 
 
 def sender(data: bytes) -> str:
-    """Returns the name in a message without reading the rest, or "" if the message has no name at this place. Costs little for every
-    message.
-    """
+    """Returns the name in a message without reading the rest, or "" if the message has no name at this place. Costs little."""
     head = data[2] if len(data) > 4 else 0
     if 0xA0 <= head < 0xC0:  # msgpack: a string of less than 32 bytes
         begin, size = 3, head - 0xA0

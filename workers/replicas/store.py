@@ -166,8 +166,8 @@ class StoreLink:
         return self._connection.settled
 
     def check(self) -> None:
-        """Reads received bytes, and passes messages to the listener. Raises StoreError if the link has failed, or if the store was silent
-        for too long.
+        """Reads received bytes, and passes messages to the listener. Raises StoreError if the link has failed, or the store was silent for
+        too long.
         """
         with self._in_words:
             self._connection.check()

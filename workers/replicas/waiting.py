@@ -118,9 +118,7 @@ class WaitingInPools:
         return News(only, flows)
 
     def show(self, pools: Iterable[int], flows: Callable[[int], Iterable[Flow]]) -> None:
-        """Writes the requests that wait in other replicas, for those `pools` that this replica has. `flows` returns them by the key of a
-        pool.
-        """
+        """Writes the requests that wait in other replicas, for those `pools` that this replica has. `flows` returns them by pool key."""
         for key in pools:
             if (waiting := self._pools.get(key)) is not None:
                 waiting.show(flows(key))

@@ -90,9 +90,7 @@ class Recent:
             self._log(self._explained(entry))
 
     def explained(self) -> Iterator[Explanation]:
-        """Yields the explanations of all kept decisions: the newest decision of each pool, then the second newest of each pool, and so
-        on.
-        """
+        """Yields the explanations of all kept decisions: the newest of each pool, then the second newest of each pool, and so on."""
         for of_rank in zip_longest(*(tuple(reversed(kept)) for kept in self._pools.values())):
             for entry in of_rank:
                 if entry is not None:
@@ -104,9 +102,7 @@ class Recent:
         return sorted((entry for kept in self._pools.values() for entry in kept), key=itemgetter(0))
 
     def _shorten(self) -> None:
-        """Drops decisions until KEPT_ROOM are left: the oldest decisions of the pools with the most, or all decisions of the pools that
-        decided first.
-        """
+        """Drops decisions until KEPT_ROOM are left: the oldest of the pools with the most, or all of the pools that decided first."""
         lengths = sorted(map(len, self._pools.values()), reverse=True)
         most = lengths[0]
         while most > 1 and sum(min(length, most) for length in lengths) > KEPT_ROOM:

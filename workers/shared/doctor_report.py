@@ -41,9 +41,7 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class Check(msgspec.Struct, frozen=True):
-    """The findings of one check. `at`: the time of the check, in seconds since the epoch. `picker`: names the start of the checked
-    picker.
-    """
+    """The findings of one check. `at`: the time of the check, in seconds since the epoch. `picker`: names the checked picker's start."""
 
     at: float
     findings: Sequence[Finding]

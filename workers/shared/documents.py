@@ -186,9 +186,7 @@ _decode_models = msgspec.msgpack.Decoder(dict[int, list[Model]]).decode
 
 
 def fitting(served: Served, room: int) -> Served:
-    """Returns as many models of each pool as fit into `room` bytes. Each pool gets the same share; large pools share the rest of small
-    pools' shares.
-    """
+    """Returns as many models of each pool as fit into `room` bytes. Each pool gets the same share; large pools share the rest."""
     sizes = {pool: [len(encode(model)) for model in models] for pool, models in served.items()}
     room -= 16 * (1 + len(served))  # the numbers of pools, and the lengths of their lists
     found: dict[int, Sequence[Model]] = {}
@@ -237,9 +235,7 @@ class AssignedView(DocumentView[PlacedPools]):
 
 
 class PoolNames:
-    """The present names of several pools, by number: the names of the start, or if the picker finds its pools, the names in the
-    document.
-    """
+    """The present names of several pools, by number: from the start, or if the picker finds its pools, from the document."""
 
     def __init__(self, reader: DocumentReader, first: Sequence[str]) -> None:
         """`first`: the names at the start, "" for a place without a pool. Empty if the picker has one pool."""

@@ -72,9 +72,7 @@ class Scraped(Protocol):
 
 @dataclass(slots=True)
 class Ejected:
-    """The state of an endpoint that was ejected at least once. `cause`, `why`: the reason for its last change, in a word and in a
-    sentence.
-    """
+    """The state of an endpoint that was ejected at least once. `cause`, `why`: why it last changed, in a word and in a sentence."""
 
     ejected: bool = False
     cause: str = ""
@@ -126,9 +124,7 @@ class Ejections:
         return self._outliers.steps(slot) << FAILING_AT
 
     def reason(self, slot: int) -> tuple[str, str]:
-        """Returns why the slot is ejected, has returned, or is failing: the cause in a word, and the evidence. Both are "" if the slot is
-        none of these.
-        """
+        """Returns why the slot is ejected, has returned, or is failing: the cause in a word, and the evidence. Both are "" otherwise."""
         known = self._known.get(slot)
         if known is not None and (known.ejected or known.why):
             return known.cause, known.why

@@ -114,15 +114,13 @@ class Outliers:
         self.changed: set[int] = set()
 
     def steps(self, slot: int) -> int:
-        """Returns by how many of STEPS steps a failing endpoint's share of failed answers exceeds the share of the others; 0 if it is not
+        """Returns by how many of STEPS steps a failing endpoint's share of failed answers exceeds the others' share; 0 if it is not
         failing.
         """
         return self._steps.get(slot, 0)
 
     def reason(self, slot: int) -> tuple[str, str]:
-        """Returns why a slot is failing: the cause of most of its failed answers, and the evidence. Both are "" if the slot is not
-        failing.
-        """
+        """Returns why a slot is failing: the cause of most of its failed answers, and the evidence. Both are "" otherwise."""
         return self._reasons.get(slot, ("", "")) if slot in self._steps else ("", "")
 
     def forget(self, slot: int) -> None:

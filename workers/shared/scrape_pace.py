@@ -93,9 +93,7 @@ class Pace:
         self._due = min(self._paid_until, self._asked_at + self._longest_s) + self.spare_s
 
     def shows(self, requests: float, asked: int, read: int) -> None:
-        """Notes the number of requests that the last page shows, and how many were in flight when the page was asked for, and when it was
-        read.
-        """
+        """Notes the number of requests that the last page shows, how many were in flight when it was asked for, and when it was read."""
         most, before = max(asked, read), self._others
         slack = ON_THE_WAY + ON_THE_WAY_SHARE * most
         self._others = least, largest = requests - most - slack, requests - min(asked, read) + slack

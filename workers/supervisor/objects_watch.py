@@ -56,7 +56,7 @@ class ObjectsWatch:
         self._report = report
         self._once = Once(report)
         self._now = now
-        self._directory: Found | None = NOTHING  # None: it cannot be read
+        self._directory: Found | None = NOTHING  # None if the directory cannot be read
         self._api = NOTHING
         self._api_complete = not api
         self._left: Mapping[str, int] = {}  # priorities that a predecessor has published

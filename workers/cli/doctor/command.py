@@ -105,9 +105,7 @@ class Gateway(NamedTuple):
 
 
 class Visit:
-    """Makes the checks that the picker itself cannot make. `found`: the findings of each check. `skipped`: the skipped checks, with
-    reasons.
-    """
+    """Makes the checks that the picker itself cannot make. `found`: the findings of each check. `skipped`: skipped checks and reasons."""
 
     def __init__(self, picker: Running, gateway: Gateway, tls_wanted: Sequence[str]) -> None:
         self._picker = picker

@@ -31,9 +31,7 @@ SOURCE: Final = "metrics-data-source"
 
 
 class Answer(NamedTuple):
-    """The answer of a server. `failed`: why there is no page, or "". `ahead_s`: the server's clock minus this machine's; None if the answer
-    has no time.
-    """
+    """The answer of a server. `failed`: why there is no page, or "". `ahead_s`: the server's clock minus ours, or None without a time."""
 
     endpoint: str
     address: str

@@ -32,9 +32,7 @@ class RecordAsk(msgspec.Struct, frozen=True):
 
 
 class RecordingState(msgspec.Struct, frozen=True):
-    """The state of the recording that `id` asked for. `why`: the reason if `state` is "failed". `left_s`: seconds until the end of the
-    recording.
-    """
+    """The state of the recording that `id` asked for. `why`: the reason if `state` is "failed". `left_s`: seconds until its end."""
 
     id: str
     state: Literal["recording", "ended", "failed"]

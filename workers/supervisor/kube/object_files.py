@@ -4,8 +4,8 @@
 
 - Reads the files `*.yaml`, `*.yml` and `*.json` of the directory, not of its subdirectories. Names that begin with a dot are skipped:
   Kubernetes keeps its own files there in mounted directories. A list (`kind: List`, or a list of these kinds) counts as its items.
-- Objects have the same meaning as those of an API server (`object_kinds`). An object that is given twice in one API group is a fault.
-  The namespace is ignored, because the directory belongs to this picker.
+- Objects have the same meaning as those of an API server (`object_kinds`). An object that is given twice in one API group is a fault. The
+  namespace is ignored, because the directory is for this picker alone.
 - A picker of several pools gets the objects of each pool.
 - At start, a bad file is refused with all faults at once, each with file and line. Later, the last good objects of a bad file stay, and
   each new fault is reported.

@@ -126,7 +126,7 @@ class RevocationMetrics(RevocationObserver):
     """Counts revocations in this worker's series."""
 
     def __init__(self, pool: str, issued: SeriesWriter, ended: SeriesWriter, confirmations: SeriesWriter) -> None:
-        """The writers belong to the groups in `epp.metrics.flow_control.REVOKED`, in that order."""
+        """Gets the writers of the groups in `epp.metrics.flow_control.REVOKED`, in that order."""
         self._pool = pool
         self._issued, self._ended, self._confirmations = issued, ended, confirmations
 
