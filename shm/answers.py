@@ -1,7 +1,7 @@
 """Answers: how many requests each endpoint got, and how many of their answers failed, by kind of request and by outcome.
 
     head     | watch |                                         the supervisor's: whether workers count requests
-    worker 0 | changes | kind 0 | ... | kind k-1 |             what the kinds are; 0: the place is free
+    worker 0 | changes | kind 0 | ... | kind k-1 |             what the kinds are; 0 for a free place
              | requests, one per slot | ... |                  for each kind
              | failed answers, one per slot | ... |            for each kind
              | requests, one per slot |                        of all kinds

@@ -4,7 +4,7 @@ Each worker writes its own row of both structures, all workers read all rows. Ro
 
     worker 0 | key of place 0 | ... | key of place 63 | record of place 0 | ... | record of place 63 |
     worker 1 | ...
-    key      | hash of the first marked block that is computed; 0: the place is free
+    key      | hash of the first marked block that is computed; 0 for a free place
     record   | since | owner | blocks held before | tokens to compute | blocks | hash of the last block | marks |
     marks    | hashes of the marked blocks: number 4, 5, 6, 7, 8, 10, 12, 15, ..., each a quarter more than the previous number
 
@@ -116,9 +116,9 @@ class StartsSchema(Layout):
 
 
 class PromptStarts:
-    """Since when each endpoint computes the prompt at the front there: a start per slot, in monotonic seconds; 0: this worker knows none.
+    """Since when each endpoint computes its first prompt without a token: a start per slot, in monotonic seconds; 0 if not known.
 
-    Beside it, per slot: the start after which this worker has sent prompts there, and their tokens. Writes one row and reads all.
+    Further cells per slot: the start after which this worker has sent prompts to the endpoint, and their tokens. Writes one row, reads all.
 
     `own`: the starts of worker `index`, one per slot. `rows`: all cells, shape (workers, CELLS, slots), padded to whole cache lines. The
     newest start of a slot counts. So the row of a worker that has ended does no harm, and nothing is ever cleared.

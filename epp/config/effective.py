@@ -41,7 +41,7 @@ Path = tuple[str, ...]
 class EffectiveConfig:
     """Holds a checked configuration with all its defaults.
 
-    `sources` (empty: nothing is scraped) and `discovery` are the plugins that the supervisor uses; `pipeline.plugins` has them, too.
+    `sources` (empty if no source is scraped) and `discovery` are the plugins that the supervisor uses; `pipeline.plugins` has them, too.
     `parameters`: name of a plugin -> its parameters. `document` is the effective configuration as plain values. `places`: path of a value
     -> its line in the file.
     """
@@ -56,9 +56,9 @@ class EffectiveConfig:
     document: Mapping[str, Any]
     response_phase: str = FULL
     saturation: SaturationDetector | None = None  # None only in tests that build this value themselves
-    flow: FlowPlan | None = None  # None: flow control is off
+    flow: FlowPlan | None = None  # None if flow control is off
     places: Mapping[Path, int] = field(default_factory=dict)
-    tenants: TenantsEntry | None = None  # None: clients name their fairness ids
+    tenants: TenantsEntry | None = None  # None if clients name their fairness ids
     keys: Mapping[str, Keys] = field(default_factory=dict)  # of the files that `tenants` names, when they were read
 
     @property

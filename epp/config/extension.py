@@ -1,7 +1,7 @@
 """Names of the Gateway API Inference Extension (GIE), versions 0.5 to 1.5, that this picker does not have, and what replaces them.
 
     plugin types with another name           `epp config check --migrate` renames them
-    parameters of the prefix cache           they belong to the producer; it moves them
+    parameters of the prefix cache           the command moves them to the producer
     filters that rank by load (version 0.5)  scorers do their work; it replaces them in profiles
     plugin types that were split             a hint says what to list instead
 

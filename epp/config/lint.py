@@ -40,7 +40,7 @@ class Surroundings:
 
     scrape_interval_s: float = 0.05
     body_bytes_max: int = 32 << 20
-    memory_bytes: int | None = None  # the container's memory limit; None: unlimited or unknown
+    memory_bytes: int | None = None  # the container's memory limit; None if unlimited or unknown
     leader_election: bool = False
 
 

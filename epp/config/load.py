@@ -42,8 +42,8 @@ def load(
 ) -> EffectiveConfig:
     """Loads a configuration from YAML or JSON text. `source` names it in messages. Raises ConfigErrors.
 
-    `text` None: load the built-in default configuration. A text without a document is an error, because a file that was cut off may look
-    like this, and the picker must not start with the default configuration instead. `surroundings`: what lint compares with.
+    If `text` is None, loads the built-in default configuration. A text without a document is an error, because a file that was cut off may
+    be empty, and the picker must not start with the default configuration instead. `surroundings`: the values with which lint compares.
     """
     if text is None:
         return load(DEFAULT_TEXT, source or DEFAULT_NAME, surroundings=surroundings)

@@ -154,7 +154,7 @@ def _renamed(type_name: object, given: Mappings) -> Mapping[str, str]:
 
 
 def _holder(given: Mappings, path: str) -> Mappings | None:
-    """Returns the mapping that holds the last part of a path such as `a.b`. None: the file does not give this path."""
+    """Returns the mapping that holds the last part of a path such as `a.b`, or None if the file does not give this path."""
     *sections, last = path.split(".")
     found: Any = given
     for section in sections:

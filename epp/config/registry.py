@@ -359,7 +359,7 @@ def made(name: str, cls: type[Plugin], params: msgspec.Struct) -> Plugin:
 
 
 def _instance_fault(plugin: Plugin) -> str:
-    """Says what the constructor of a foreign class left out or set wrongly. Empty if it did nothing wrong."""
+    """Says what the constructor of a foreign class did not set or set wrongly. Empty if the constructor did nothing wrong."""
     if not foreign(type(plugin)):
         return ""
     if not (hasattr(plugin, "name") and hasattr(plugin, "params")):

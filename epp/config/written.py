@@ -18,7 +18,7 @@ FLOW_CONTROL_GATE, STANDBY_GATE = GATES
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """Refers to a plugin by name. Only members of a scheduling profile have a `weight`; None if it is not given."""
+    """Refers to a plugin by name. Only members of a scheduling profile have a `weight`; None without a weight."""
 
     name: str
     place: Place = WHOLE
@@ -116,7 +116,7 @@ class HeaderSource:
 
 @dataclass(frozen=True, slots=True)
 class KeySource:
-    """Names a header with an API key, and the file of all keys. `place`: of the file's name."""
+    """Names a header with an API key, and the file of all keys. `place`: the place of the file's name."""
 
     header: str
     file: str
@@ -129,7 +129,7 @@ TenantSource = MetadataSource | HeaderSource | KeySource
 
 @dataclass(frozen=True, slots=True)
 class BudgetEntry:
-    """Holds what a tenant may use. A number is 0 without a limit; `burst` is 0 if `tokens` is. `queue_place`: of the mode `queue`."""
+    """Holds a tenant's limits; a number is 0 without a limit. `burst` is 0 if `tokens` is. `queue_place`: the place of the mode `queue`."""
 
     tokens: float = 0.0  # per minute
     burst: float = 0.0
@@ -145,9 +145,9 @@ NO_BUDGET = BudgetEntry()
 
 @dataclass(frozen=True, slots=True)
 class OneTenantEntry:
-    """Holds what is different for one tenant. No objectives, or no budget: those of the section. NO_BUDGET: no limits.
+    """Holds what differs for one tenant. Without objectives or budget, those of the section count. NO_BUDGET means no limits.
 
-    `group`: of tenants that share a cache salt; "": the tenant has its own.
+    `group`: the tenants of one group share a cache salt; "" if the tenant has its own salt.
     """
 
     objectives: tuple[str, ...] = ()
@@ -157,9 +157,9 @@ class OneTenantEntry:
 
 @dataclass(frozen=True, slots=True)
 class TenantsEntry:
-    """Holds the section `tenants`. `shares`: whether requests without a known tenant share one.
+    """Holds the section `tenants`. `shares`: whether requests without a known tenant share one tenant.
 
-    `salt_place`: of the setting by which each tenant has a cache salt of its own; None: they have none.
+    `salt_place`: the place of the setting that gives each tenant its own cache salt; None if tenants have no salts.
     """
 
     sources: tuple[TenantSource, ...]

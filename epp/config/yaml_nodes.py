@@ -3,8 +3,7 @@
 Scalars mean what they mean to the reference picker (go-yaml v2, then JSON): `1e8` and `010` are
 numbers, `yes`, `on` and `y` are booleans, dates are text, infinities and NaN do not exist. A number
 without a fraction is an integer in any notation, because Helm templates turn 1000000 into 1e+06.
-Keys are text as written. Anchors, aliases and merge keys work. An alias counts as the value that it
-stands for.
+Keys are text as written. Anchors, aliases and merge keys work. An alias counts as the value of its anchor.
 
 Limits: TEXT_MAX characters, DEPTH_MAX levels, NODES_MAX nodes after aliases are expanded, one
 document (a last `---` with nothing after it starts no second document). Duplicate keys are refused
@@ -87,7 +86,7 @@ def read(text: str, findings: Findings) -> Node | None:
     try:
         if not _within_limits(text, findings):
             return None
-        # One is enough: `_within_limits` has checked that no second document follows.
+        # One document is enough: `_within_limits` has checked that no second document follows.
         root = next(yaml.compose_all(text, _Loader), None)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -303,6 +302,6 @@ def plain_node(node: Any) -> Any:
 
 
 def plain(text: str) -> Any:
-    """Returns the value of a YAML text as plain Python types; None if it is empty or not readable."""
+    """Returns the value of a YAML text as plain Python types; None if the text is empty or not readable."""
     root = read(text, Findings(""))
     return None if root is None else root.plain()

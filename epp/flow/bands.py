@@ -53,7 +53,7 @@ class Entry:
 
 
 class Flow:
-    """Holds the waiting requests of one flow key in this worker. `leases` counts the requests that refer to the flow; 0: it is idle."""
+    """Holds the waiting requests of one flow key in this worker. `leases` counts the requests that refer to the flow; at 0, it is idle."""
 
     __slots__ = ("band", "claim", "idle_since", "key", "leases", "queue")
 

@@ -111,7 +111,7 @@ class WaitingBand(NamedTuple):
 
 
 class Step(NamedTuple):
-    """The result of `Reclamation.look`: the number of requests revoked here, or the ordinal of the worker to wake (-1: none)."""
+    """The result of `Reclamation.look`: the number of requests revoked here, or the ordinal of the worker to wake, or -1."""
 
     revoked: int = 0
     wake: int = -1

@@ -20,7 +20,7 @@ class BandPlan:
     priority: int
     max_requests: int  # > 0: a band is always bounded
     max_bytes: int  # > 0
-    request_ttl_s: float | None  # None: the global TTL; inf: requests never expire
+    request_ttl_s: float | None  # None for the global TTL; inf if requests never expire
     queue: points.FlowQueue
     ordering: points.OrderingPolicy
     fairness: points.FairnessPolicy
@@ -37,10 +37,10 @@ class FlowPlan:
     bands: tuple[BandPlan, ...]
     template: BandPlan  # for other bands; the template's own priority is ignored
     negative_template: BandPlan | None  # for priorities below 0; if None, `template` serves for these, too
-    max_requests: int  # over all bands and shards; 0: no limit
+    max_requests: int  # over all bands and shards; 0 without a limit
     max_bytes: int
-    request_ttl_s: float  # inf: requests never expire
-    no_endpoint_ttl_s: float  # the TTL while the pool is empty; inf: requests never expire
+    request_ttl_s: float  # inf if requests never expire
+    no_endpoint_ttl_s: float  # the TTL while the pool is empty; inf if requests never expire
     detector: points.SaturationDetector
     usage_limits: points.UsageLimitPolicy
     eviction: bool  # whether requests in flight may be evicted

@@ -23,7 +23,7 @@ class PoolLoad(NamedTuple):
 
     saturation: float  # the saturation of the fullest stage; 1.0 for a pool without endpoints
     empty: bool = False  # the pool has no endpoint
-    step: float = 0.0  # roughly the most that one more request adds; 0: unknown, so requests pass one at a time
+    step: float = 0.0  # roughly the most that one more request adds; 0 if unknown, so that requests pass one at a time
     stages: Mapping[str, float] = {}  # stage -> saturation, for metrics
 
 

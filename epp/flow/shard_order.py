@@ -9,7 +9,7 @@ Room must not stay unused. So a shard that lets nothing through for `PATIENCE_S`
 lets a request through. A shard that leaves room to a third shard meanwhile counts as stuck only after `YIELDING_S`. A shard that lets
 nothing through after a wake is woken again after `REPEAT_S`.
 
-Other replicas of the picker go first only if a more important band waits there; their claims cannot be compared. Nothing can wake them,
+Other replicas of the picker go first only if they have a more important waiting band; claims cannot be compared. Nothing can wake replicas,
 and what they do shows later. So they are stuck if they let no request through for `ELSEWHERE_S`, until they let one through. At first
 they are stuck for at most `ELSEWHERE_REST_S`; then they get another `ELSEWHERE_S`. Each such rest is twice as long, up to a limit.
 """

@@ -32,7 +32,7 @@ def scores(costs: Floats, load: Floats, error: float) -> Floats:
     """Returns lowest cost / cost for each candidate, and almost 1 for those that the model cannot tell from the cheapest one.
 
     Among these, fewer requests (`load`) score higher. The picker draws among equal scores, so that workers and replicas do not all choose
-    the same endpoint. `error`: the model's mean relative error; 0: the costs are not in seconds, and each counts as it is.
+    the same endpoint. `error`: the model's mean relative error; 0 if the costs are not in seconds; then only equal costs count as equal.
     """
     if error <= 0.0:
         return calls.cheapest(costs, load, 0.0, 0.0, 0.0)

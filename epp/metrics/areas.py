@@ -73,8 +73,8 @@ SUPERVISOR_COUNTERS = (
     counter("recording_bytes_total", "Bytes written to recordings, compressed."),
     counter("metrics_port_abuse_total", "Clients of the metrics port that cost too much; the log names them, and most are disconnected."),
 )
-# Errors of data sources after the first one, numbered in their order. The page shows them as rows of the two metrics, with the source's
-# labels.
+# Errors of data sources after the first source, numbered in the order of the sources. The page shows them as rows of the two metrics, with
+# the source's labels.
 FURTHER_SOURCES_MAX = 7
 POLL_ERRORS, EXTRACT_ERRORS = (
     tuple(f"datalayer_{kind}_errors_total@{at}" for at in range(1, FURTHER_SOURCES_MAX + 1)) for kind in ("poll", "extract")

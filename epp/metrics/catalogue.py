@@ -33,7 +33,7 @@ PLUGIN_PAGE_BYTES: Final = 150_000
 
 
 def plugin_groups(declared: Iterable[Metric]) -> tuple[Group, ...]:
-    """Returns one group per counter or gauge that plugins declare. Several plugins may declare the same one."""
+    """Returns one group per counter or gauge that plugins declare. Several plugins may declare the same metric."""
     return tuple(map(_plugin_group, dict.fromkeys(metric for metric in declared if metric.kind != "histogram")))
 
 

@@ -1,4 +1,4 @@
-"""Metric families of the learned latency model, computed when the page is read. They exist once an answer has been learned from."""
+"""Metric families of the learned latency model, computed when the page is read. They exist once the model has learned from an answer."""
 
 from epp.metrics import buckets, gauge, histogram
 

@@ -6,10 +6,10 @@ from typing import Final
 from epp.metrics import PREFIX, Group, Metric
 from epp.metrics.older_names import TWINS
 
-VALUE_BYTES: Final = 24  # of a number, with the blank before it and the end of the line
-BOUND_BYTES: Final = 24  # of `,le="…"`, with `_bucket`
-FURTHER_LINES: Final = 3  # of a histogram, besides those of its bounds: +Inf, count, sum
-ESCAPED: Final = ("\\", "\n", '"')  # take two characters on the page
+VALUE_BYTES: Final = 24  # the most bytes of a number, with the blank before the number and the end of the line
+BOUND_BYTES: Final = 24  # the most bytes of `,le="…"`, with `_bucket`
+FURTHER_LINES: Final = 3  # lines of a histogram besides those of its bounds: +Inf, count, sum
+ESCAPED: Final = ("\\", "\n", '"')  # characters that take two characters on the page
 
 Labels = tuple[str, ...]
 
@@ -28,7 +28,7 @@ def weigher(group: Group) -> Callable[[Labels], int]:
 
 
 def _metrics(group: Group) -> list[tuple[Metric, int]]:
-    """Returns all metrics of a group, each with the bytes of a further label of its own."""
+    """Returns all metrics of a group, each with the bytes of its further label."""
     plain = [(metric, 0) for metric in (*group.gauges, *group.counters)]
     return [*plain, *((each.metric, len(f',{each.label}="{each.value}"')) for each in group.histograms)]
 

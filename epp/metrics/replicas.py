@@ -1,4 +1,4 @@
-"""Metric families of what replicas exchange, computed when the page is read. They exist only with a replica store."""
+"""Metric families of the exchange between replicas, computed when the page is read. They exist only with a replica store."""
 
 from epp.metrics import counter, gauge
 

@@ -1,7 +1,7 @@
 """Metric families with label values from requests: one `Group` per set of labels.
 
-Writers name a value by its group here, and a histogram of `REQUEST_FIGURES` by its index (DURATION and the following names). Counters that
-plugins declare get groups, too (`epp.metrics.catalogue.plugin_groups`).
+Writers name a value by its group in this module, and a histogram of `REQUEST_FIGURES` by its index (DURATION and the following names).
+Counters that plugins declare get groups, too (`epp.metrics.catalogue.plugin_groups`).
 """
 
 from epp.metrics import PLUGIN_LABELS, Group, Labelled, buckets, counter, gauge, histogram
@@ -164,6 +164,6 @@ TENANT_FIGURES = (
     counter("tenant_over_budget_total", "Requests of the tenant that were refused because its budget was used up."),
     counter("tenant_refused_total", "Requests of the tenant that the picker refused, for whatever reason."),
 )
-# The gateway vouches for tenants, so that no client can make a series.
+# The gateway or a key determines the tenant, so no client can make a series.
 TENANT = Group("tenant", ("fairness_id",), counters=TENANT_FIGURES, blocks=512, page_bytes=250_000, at_once=True, ages=True)
 GROUPS = (REQUEST, REQUEST_FIGURES, ERROR, ATTEMPTS, PREDICTION, SHADOWS, ABUSE, ISOLATION, MODEL_REWRITES, TRYOUT, TRYOUT_SHADOWS, TENANT)

@@ -283,7 +283,7 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="ca
 
     header: The request header.
     attribute: The name of the datum.
-    producer: The plugin that emits the datum, if the datum belongs to one.
+    producer: The plugin that emits the datum, if its name is a part of the key of the datum.
     """
 
     header: str = ""

@@ -46,7 +46,7 @@ class HeaderSelection(Filter, Scorer):
 
 
 def _parted(entry: str) -> tuple[str, int | None]:
-    """Splits an entry into host and port (None: no port). An invalid port gives ("", None). IPv6 with a port needs brackets."""
+    """Splits an entry into host and port, or None without a port. An invalid port gives ("", None). IPv6 with a port needs brackets."""
     if entry.startswith("["):
         host, _, rest = entry[1:].partition("]")
         port = rest.removeprefix(":")

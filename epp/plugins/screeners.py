@@ -45,14 +45,14 @@ Name = Annotated[str, msgspec.Meta(min_length=1)]
 class Scope(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
     """The pods that count.
 
-    label_selector: A label selector of Kubernetes as text, such as `disaggregatedset.x-k8s.io/name=my-set`.
+    label_selector: A label selector of Kubernetes, as text, such as `disaggregatedset.x-k8s.io/name=my-set`.
     """
 
     label_selector: Name
 
 
 class HeaderSelector(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """A header and the endpoints' label that it stands for. The response gets the header with the label's value of the chosen endpoint.
+    """A header and the endpoints' label that it selects. The response gets the header with the chosen endpoint's value of the label.
 
     name: The name of this selector in metrics.
     header_name: The header, in any case.
@@ -136,7 +136,7 @@ class Labelled:
 
 @plugin("disaggregatedset-rollout-screener")
 class RolloutScreener(Screener, ResponseReceived):
-    """Gives all profiles the endpoints of one revision of a DisaggregatedSet. Draws it with the revisions' numbers of pods as weights.
+    """Gives all profiles the endpoints of one revision of a DisaggregatedSet. Draws the revision in proportion to numbers of pods.
 
     A revision without a pod of each required role gets no request. A request with a strict header gets the endpoints that its header
     names, from all revisions with all required roles. If no endpoint is left, the request is refused with 503.
@@ -208,7 +208,7 @@ class RolloutScreener(Screener, ResponseReceived):
     def shares(self, snapshot: Snapshot) -> Mapping[str, float]:
         """Returns the share of requests of each revision that has a pod of each required role. The shares sum to 1.
 
-        Returns an empty mapping if there is no such revision.
+        Returns an empty mapping without such a revision.
         """
         counted = snapshot if snapshot.any_down else snapshot.endpoint_list
         if counted is not self._counted:
@@ -242,7 +242,7 @@ class RolloutScreener(Screener, ResponseReceived):
             totals = Counter[str]()
             for counts in pods.values():
                 totals.update(counts)
-            # The role with the most pods; the first one if several have as many.
+            # The role with the most pods; the first role if several have equally many.
             weighing = (max(self._roles, key=lambda role: totals[role]),)
         weights = {revision: sum(counts[role] for role in weighing) for revision, counts in pods.items()}
         total = sum(weights.values())

@@ -260,8 +260,8 @@ class Plugin:
                              values, and the picker recognizes a request that crashes workers by body, path and these headers
 
     Attributes that the constructor sets, each logged or checked at start:
-        without_effect       texts `parameter: why it has no effect`. Needs no parameter whose description begins with "Accepted, without
-                             effect": such a parameter is named if it has another value than its default
+        without_effect       texts `parameter: why it has no effect`. A parameter whose description begins with "Accepted, without effect"
+                             needs no text: it is named if it has another value than its default
         renamed              older parameters -> their current names, both with `.` between levels; set by the class, and read by
                              `epp config check --migrate`
         deprecated           the older parameters of `renamed` that the configuration gives

@@ -63,7 +63,7 @@ class UsageLimitPolicy(Plugin):
 class Queue(Protocol):
     """Holds the waiting items of one flow in one worker.
 
-    `offer` returns a handle for the item. A handle belongs to its queue and becomes void when the item leaves the queue.
+    `offer` returns a handle for the item. A handle is valid for its queue only, and becomes void when the item leaves the queue.
     """
 
     bytes: int  # the sum of the sizes of the queue's items

@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 SLICE_S: Final = 60.0
 SLICES: Final = 5
 CHECKED_MIN: Final = 50
-APART: Final = 0.25  # difference that counts, as a share of the prompt tokens
+APART: Final = 0.25  # a larger difference, as a share of the prompt tokens, is divergence
 SAY_AGAIN_S: Final = 3600.0
 ALMOST_NOTHING: Final = 0.02
 KV_FULL: Final = 0.9

@@ -36,7 +36,7 @@ class Target(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """Holds a rule: the models to which it applies (None: all models) and at least one target."""
+    """Holds a rule: the models to which it applies (None for all models) and at least one target."""
 
     models: tuple[str, ...] | None
     targets: tuple[Target, ...]

@@ -49,8 +49,8 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 
     attribute: The attribute to compare.
     algorithm: How to compare it.
-    producer: The extractor that produces the attribute. Default: the core metrics extractor; empty: any that has it.
-    on_missing: `Pass` keeps an endpoint without the attribute, `Fail` drops it; empty: `Pass`.
+    producer: The extractor that produces the attribute. Default: the core metrics extractor. Empty: any extractor that has the attribute.
+    on_missing: `Pass` (also if empty) keeps an endpoint without the attribute, `Fail` drops it.
     fallback_on_empty: Keep all endpoints if no endpoint meets the condition.
     """
 

@@ -56,7 +56,7 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 
     attribute_key: The attribute to score.
     algorithm: How a value becomes a score.
-    producer: The extractor that produces the attribute. Default: the core metrics extractor; empty: any that has it.
+    producer: The extractor that produces the attribute. Default: the core metrics extractor. Empty: any extractor that has the attribute.
     """
 
     attribute_key: Annotated[str, msgspec.Meta(min_length=1)]

@@ -292,7 +292,7 @@ class Tokens(DataProducer):
             raise _NoTokens(text, f"no token ids from {path}: compare vllm.url") from None
 
     def _warm_up(self) -> None:
-        """Starts a warm-up if none has succeeded yet: the first requests are slow while the server loads templates and processors."""
+        """Starts a warm-up if no warm-up has succeeded yet: the first requests are slow while the server loads templates and processors."""
         if self._cold and self._warm_ups < WARM_UP_TRIES:
             self._warm_ups += 1
             self._services.spawn(self._try_to_warm_up(), self._timeout_s + self._media_timeout_s)

@@ -1,8 +1,8 @@
-"""Spreads requests without a cache hit: each goes to the endpoint that got none for the longest time, so that caches grow evenly.
+"""Spreads requests without a cache hit: each goes to the endpoint that got such a request longest ago, so that caches grow evenly.
 
-Each worker keeps its own order of use for its own decisions; nothing is shared. The order has at most `lruSize` endpoints, by namespace
-and name, and forgets the least recently used one first. An endpoint that has left keeps its place in the order until it is forgotten, but
-does not affect the scores of candidates.
+Each worker keeps its own order of use for its own decisions. The order has at most `lruSize` endpoints, by namespace and name, and forgets
+the least recently used endpoint first. An endpoint that has left keeps its place in the order until it is forgotten, but does not affect
+the scores of candidates.
 """
 
 import msgspec
@@ -21,7 +21,7 @@ NEVER = 0.0
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """What is read and remembered.
+    """How many endpoints are remembered, and which producer is read.
 
     lru_size: How many endpoints are remembered; 0 or less means the default.
     prefix_match_info_producer_name: The producer of the prefix matches to read.
@@ -41,7 +41,7 @@ class NoHitLru(FollowsMatches, Scorer, PreRequest):
 
     If a candidate holds blocks of the prompt, all score 0.5. Otherwise the score is 1 - rank / (n - 1), for rank 0 to n - 1: endpoints
     that were never used come first, in candidate order, then the others from least to most recently used. A single candidate scores 1. If
-    the request had no hit when it was last scored, the target of the prefill profile and the primary target count as used now.
+    the request had no hit at its last scoring, the target of the prefill profile and the primary target count as used at this moment.
     """
 
     Params = Parameters

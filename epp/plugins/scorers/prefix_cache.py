@@ -11,10 +11,10 @@ from epp.request import Request
 
 @plugin("prefix-cache-scorer")
 class PrefixCache(FollowsMatches, Scorer):
-    """Scores endpoints by what they have cached of the prompt, as a share of the most that can be cached; 0 without a match.
+    """Scores endpoints by their cached tokens of the prompt, as a share of the most that a server can reuse; 0 without a match.
 
     With a weight w of the match's length: w * min(1, cached tokens / scale)^2 + (1 - w) * cached / most. A server reuses whole blocks of
-    its own size and never the last token of a prompt. So an endpoint scores 1 if it can reuse all but what every server computes again.
+    its own size and never the last token of a prompt. So an endpoint scores 1 if it can reuse all tokens that a server can ever reuse.
     """
 
     Params = PrefixCacheParameters

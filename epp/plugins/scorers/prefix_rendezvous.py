@@ -1,12 +1,12 @@
 """Let replicas that share nothing agree on where new prefixes go, without a message: by rendezvous hashing.
 
-A replica does not know which prefixes the others have sent where. If each places a new prefix by load alone, the prefix is computed once
-per replica. This scorer names two endpoints for a prefix, by the hash of its first block that at most two endpoints hold. Hashes follow
-from prompt and secret, so every replica with the same secret (--prefix-secret-file) names the same two.
+A replica does not know to which endpoints other replicas have sent which prefixes. If each replica places a new prefix by load alone, the
+prefix is computed once per replica. This scorer names two endpoints for a prefix, by the hash of the first block that at most two endpoints
+hold. Hashes follow from prompt and secret, so every replica with the same secret (--prefix-secret-file) names the same two endpoints.
 
-Two endpoints may hold a block because both were named for it, so a block with two holders still counts. A shared system prompt spreads to
-more endpoints when the named ones are busy. Once three endpoints hold it, the next block decides, so conversations get endpoints of their
-own. The idea of two hashed choices per prefix is that of DualMap (arXiv 2602.06502).
+Two endpoints may hold a block because both were named for the block, so a block with two holders still counts. A shared system prompt
+spreads to more endpoints when the named endpoints are busy. Once three endpoints hold a block, the next block decides, so conversations get
+their own endpoints. The idea of two hashed choices per prefix is from DualMap (arXiv 2602.06502).
 """
 
 from typing import Final
@@ -24,7 +24,7 @@ from epp.request import Request
 NAMED: Final = 2
 # A named endpoint scores 0 if it has more than BUSY_SHARE x mean + BUSY_MORE requests. The requests are those that servers report, because
 # this replica does not know what the others have in flight.
-BUSY_SHARE: Final = 1.5  # of the mean of all candidates
+BUSY_SHARE: Final = 1.5  # factor for the mean of all candidates
 BUSY_MORE: Final = 1.0  # requests; with hardly any requests, one more is no imbalance
 # The finaliser of SplitMix64: every bit of block and endpoint affects every bit of the rank.
 MIX_1: Final = np.uint64(0xBF58476D1CE4E5B9)
@@ -33,7 +33,7 @@ SHIFT_1, SHIFT_2, SHIFT_3 = np.uint64(30), np.uint64(27), np.uint64(31)
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """What is read.
+    """Which producer is read.
 
     prefix_match_info_producer_name: The producer of the prefix matches to read.
     """

@@ -26,7 +26,7 @@ class TokenLoad(FollowsDecisions, Scorer):
     def __init__(self, name: str, params: TokenLoadParameters) -> None:
         super().__init__(name, params)
         self._match = prefix_match(APPROXIMATE)
-        # Cached tokens are subtracted only if a prefix producer runs for another plugin. This scorer alone does not make one run.
+        # Cached tokens are subtracted only if a prefix producer runs for another plugin. This scorer alone makes no prefix producer run.
         self.optional = (self._match, TOKENS)
         self.needs = named_load(params.in_flight_load_producer_name)
         threshold = params.queue_threshold_tokens

@@ -84,7 +84,7 @@ class Destination:
     def with_body(self, more: bytes, metadata: bytes | None, body: bytes | None) -> bytes:
         """Does what `compose` does, but as ProcessingResponse{request_body{…}}: for a gateway that buffers bodies.
 
-        `body` replaces the body; None: unchanged.
+        `body` replaces the body, if not None.
         """
         changed = b"" if body is None else field(3, field(1, body))
         return framed(field(3, self._response(more, changed)) + (metadata or self.metadata))
