@@ -85,7 +85,7 @@ def test_a_type_with_required_parameters_is_listed_with_the_data_that_it_produce
 def test_one_type_is_shown_with_the_meaning_of_empty_values_and_with_nested_fields() -> None:
     text = plugins("active-request-scorer").stdout
     assert "    maxBusyScore = 1.0  (number)\n        The highest possible score of a busy endpoint" in text
-    assert "\nParameters: Limits of the score.\n" in text
+    assert "\nParameters: When an endpoint is idle, and how high a busy endpoint can score.\n" in text
     text = plugins("disagg-profile-handler").stdout
     assert '\nStageProfiles: Scheduling profiles of the stages; empty means the default name.\n    decode = ""  (string)\n' in text
     assert '    mode = "dynamic"  (one of "", dynamic, static)\n' in plugins("token-producer").stdout
