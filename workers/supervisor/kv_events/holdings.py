@@ -171,8 +171,8 @@ class Holder:
 
     @property
     def partly_reused(self) -> bool:
-        """Whether the engine has groups of another kind than full attention, such as a window. All groups must hold a block before the
-        engine reuses it.
+        """Whether the engine has groups of another kind than full attention, such as a window. The groups must agree on the blocks that the
+        engine reuses.
         """
         return any(kind and kind not in FULL_ATTENTION for kind in self._groups.values())
 
