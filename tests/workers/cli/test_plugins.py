@@ -67,7 +67,7 @@ def test_one_type_is_shown_with_the_docstring_of_its_class() -> None:
     result = plugins("prefix-cache-scorer")
     assert result.exit_code == 0
     assert "module: epp.plugins.scorers.prefix_cache" in result.stdout
-    assert "an endpoint scores 1 if it can reuse all but what every server computes again" in result.stdout
+    assert "an endpoint scores 1 if it can reuse all tokens that a server can ever reuse" in result.stdout
     assert "queue-scorer" not in result.stdout
     assert json.loads(plugins("--json", "prefix-cache-scorer").stdout)["type"] == "prefix-cache-scorer"
 
