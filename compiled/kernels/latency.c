@@ -5,7 +5,7 @@
 
 enum { BASE, UNCACHED, REST, BUSY, QUEUE, RUNNING, FEATURES };
 enum { PLACE_S = FEATURES, OVERDUE_S, SERIAL, IN_TURN, PLACE, SHARP, USUAL_SPEED, USUAL_LIMIT, LEAST_S, MOST_S, BURST, APART,
-       LATER, LONG, DISPLACED, ROOMY, PARAMETERS };
+       LATER, LONG, DISPLACED, CROWDED, PARAMETERS };
 enum { TIMES, COSTS, TOKENS, AHEAD, ELAPSED, LOAD, MEMORY, ROWS };
 #define THOUSAND 1000.0
 #define INSTANT 1e-12
@@ -192,7 +192,7 @@ KERNEL(first_tokens) {
         }
         double begun = s.ahead > 0.0 ? newest(starts, slot) : 0.0;
         s.elapsed = begun > 0.0 ? larger(0.0, now - begun) : 0.0;
-        s.front = used > p[ROOMY] ? s.ahead : at_front(starts, slot, begun, s.ahead);
+        s.front = used > p[CROWDED] ? s.ahead : at_front(starts, slot, begun, s.ahead);
         predict(p, &s, DATA(double, made) + i, n);
     }
     delay_later(p, DATA(double, made), n);

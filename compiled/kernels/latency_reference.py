@@ -20,7 +20,7 @@ NEARLY: Final = 0.01  # so that no time divides by the free share of endpoints t
 PARAMETERS: Final = (
     "base", "uncached", "rest", "busy", "queue", "running", "place_s", "overdue_s", "serial", "in_turn", "place", "sharp", "usual_speed",
     "usual_limit", "least_s", "most_s", "burst", "apart", "later", "long", "displaced",
-    "roomy"
+    "crowded"
 )  # fmt: skip
 
 
@@ -56,10 +56,10 @@ def first_tokens(
 
     `parameters`: PARAMETERS. `speeds`, `limits`: a value per slot; slots beyond their ends have the usual ones. `starts`, shape (workers,
     3, slots): since when each endpoint works on the prompts at the front (the newest counts, and 0 is not known), and what `follow` adds.
-    Then it computes only prompts that were there; if more of the KV cache than `roomy` is taken, it may have waited for memory. Per
-    candidate: `slots`; `held`: blocks of the prompt that it has cached, None: nowhere; `ahead`: tokens in flight; `inflight`, `before`:
-    requests in flight now and at the last scrape; `running`, `waiting`: what that scrape found; `usage`: the taken part of the KV cache;
-    `room`: how many tokens the cache holds, 0: not known. Raises ValueError if they differ in length.
+    Then it computes only prompts that were there; with a `crowded` KV cache, it may have waited for memory. Per candidate: `slots`;
+    `held`: blocks of the prompt that it has cached, None: nowhere; `ahead`: tokens in flight; `inflight`, `before`: requests in flight now
+    and at the last scrape; `running`, `waiting`: what that scrape found; `usage`: the taken part of the KV cache; `room`: how many tokens
+    that holds, 0: not known. Raises ValueError if they differ in length.
     """
     if starts.ndim != 3 or starts.shape[1] != CELLS:
         raise ValueError(f"first_tokens: starts have {CELLS} cells")
@@ -83,7 +83,7 @@ def first_tokens(
         room_s = p["place_s"] * max(0.0, used * holds + queued + prompt - holds) / holds if holds > 0.0 else 0.0
         # Prompts that wait for memory are not computed meanwhile.
         elapsed = max(0.0, now - begun) if begun > 0.0 and room_s <= 0.0 else 0.0
-        front = rest_tokens if used > p["roomy"] else _at_front(starts, slot, begun, rest_tokens)
+        front = rest_tokens if used > p["crowded"] else _at_front(starts, slot, begun, rest_tokens)
         if rest_tokens > 0.0 and p["serial"] and not 0.0 < limit <= load:
             speed = max(speed, elapsed / (p["base"] + p["rest"] * front / THOUSAND + p["busy"] + p["least_s"]))
         elapsed = min(elapsed, speed * (p["uncached"] * front / THOUSAND + p["overdue_s"]))

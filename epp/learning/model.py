@@ -7,10 +7,10 @@ The features of an endpoint for one request:
 - uncached: prompt tokens that the endpoint has to compute;
 - rest: tokens of the prompts ahead, minus tokens that the endpoint has computed of them. A prompt ahead was sent to the endpoint and has
   no first token yet. The endpoint has spent `elapsed` seconds on the first of these prompts, at its own speed (1 / a). In this time it
-  computes only prompts that it had when the time began, and no prompt that waits for memory. If more than half of the KV cache is
-  taken, `elapsed` may include a wait for memory, so any prompt ahead may explain the time. If the rest is below 0 (it has a lower
-  limit), a first token is overdue. b is at most a: a token of a prompt ahead takes no longer than a token of this prompt. b is 0 where
-  prompts do not wait for each other;
+  computes only prompts that it had when the time began, and no prompt that waits for memory. With a crowded KV cache, `elapsed` may
+  include a wait for memory, so any prompt ahead may explain the time. If the rest is below 0 (it has a lower limit), a first token is
+  overdue. b is at most a: a token of a prompt ahead takes no longer than a token of this prompt. b is 0 where prompts do not wait for
+  each other;
 - busy: 1 if there are prompts ahead, for the time that a prompt takes besides its tokens;
 - queue: seconds until a place in the batch is free: the requests ahead of this one for a place (load - batch limit + 1), times the mean
   time that an answer lasts / limit. The limit is the largest batch that was seen, once requests have waited at this batch size; a batch
@@ -96,7 +96,6 @@ YOUNG: Final = 300  # before so many first tokens, a model is judged by what it 
 FULL_SCRAPES: Final = 2  # scrapes with waiting requests at the largest batch that make it the limit
 NEAR_LIMIT: Final = 0.95
 CROWDED: Final = 0.85  # if this part of the KV cache is taken, requests may wait for memory
-ROOMY: Final = 0.5  # if at most this part is taken, no prompt waits for memory, however long it is
 LIMIT_STEP: Final = 0.002
 PLACE_FIRST_S: Final = 1.0
 PLACE_STEP: Final = 0.02  # the time that a place is taken is about the mean of the last 50 answers, or of all and PLACE_FIRST_S
@@ -255,7 +254,7 @@ class LatencyModel:
         theta, share = self.first.theta, self.share
         parameters = [
             *theta, self.place_s, OVERDUE_S, float(share >= IN_TURN), share**SHARP, PLACE, SHARP_FULL, exp(self.usual_log),
-            self.usual_limit, LEAST_S, MOST_S, BURST, APART, LATER, LONG_TOKENS, DISPLACED, ROOMY,
+            self.usual_limit, LEAST_S, MOST_S, BURST, APART, LATER, LONG_TOKENS, DISPLACED, CROWDED,
         ]  # fmt: skip
         slots = range(max(self.endpoints, default=-1) + 1)
         return Table(
