@@ -232,7 +232,7 @@ class BudgetSums:
 
 
 def rates_of(plan: int) -> tuple[float, float]:
-    """Returns the tokens and requests per second of a plan; 0 without a limit."""
+    """Decodes a plan into its limits of tokens and requests per second. 0 means no limit."""
     tokens, requests = _RATES.unpack(plan.to_bytes(WORD, "little"))
     return tokens, requests
 

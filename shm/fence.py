@@ -6,7 +6,8 @@
 
 x86-64 shows the stores of a process in program order and carries out its loads in program order, so on x86-64 `order` does nothing. aarch64
 does neither (Arm Architecture Reference Manual, B2.3), so `order` is a fence: the fence of the kernels (`dmb ish`), or without kernels a
-lock that is released and acquired. A release is a store-release, an acquire a load-acquire, and no access passes both.
+lock that is released and acquired. The release is a store-release, so earlier accesses stay before it. The acquire is a
+load-acquire, so later accesses stay behind it.
 
 `tests/shm/test_memory_order.py` proves where a fence is needed and what it guarantees. The test records the loads, stores and fences of
 the code in `shm`, carries them out in every order that the Arm model allows, and lets the code judge what it would have read:

@@ -130,7 +130,7 @@ class IndexWriter:
     def insert(self, hashes: Hashes, owners: int | npt.NDArray[Any], age: int) -> None:
         """Records that owners hold these blocks, at the time `age`. `owners`: one owner id for all hashes, or one per hash.
 
-        An entry that exists already only gets the new age.
+        If an entry exists already, only its age changes.
         """
         self._insert(np.ascontiguousarray(hashes), owners, age, None)
 

@@ -5,8 +5,9 @@
     needed   = work / TARGET, rounded up, with hysteresis
     headroom = 1 - work / (TARGET * ready replicas)
 
-`places` is the share of its batch that a replica uses, summed over the replicas. By Little's law, places / finished per second is the
-replica time of one request, also while more requests arrive than end. A share counts as if answers were as slow as at TARGET,
+`places` is the share of its batch that a replica uses, summed over the replicas. By Little's law, `places / finished per second`
+is the replica seconds that one request costs. It divides by finished requests, not by arrivals, so it also holds while more requests
+arrive than finish. A share counts as if answers were as slow as at TARGET,
 because a larger batch is slower (`batch_share`). A pool whose prompts take longer than its answers is limited by prompt seconds instead.
 
 Hysteresis: the number grows as soon as the smoothed work needs more, and again within CALM_S only if it needs RISES more. It falls when the

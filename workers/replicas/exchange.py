@@ -132,7 +132,7 @@ class Exchange:
                 self._attempts += 1
 
     async def _look_regularly(self) -> None:
-        """Forgets silent replicas and follows endpoints, with or without the store."""
+        """Forgets silent replicas, and updates the remote area when endpoints come or leave, even while the store does not answer."""
         while True:
             self._fade(self._now())
             await asyncio.sleep(FADE_LOOK_S)

@@ -179,7 +179,7 @@ class MulticlusterMetricsDataSource(MetricsDataSource):
         client_cert_path: A PEM file with the client's certificate.
         client_key_path: A PEM file with the client's key.
         interval: The time between two scrapes. Default: --refresh-metrics-interval.
-        metrics_budget: The share of a picker's time that its pages may take, as of a metrics-data-source.
+        metrics_budget: The share of a picker's time that reading its page may take. It decides how often the page is read.
         """
 
         scheme: Literal["http", "https"] = "https"

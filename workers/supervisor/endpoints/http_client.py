@@ -279,7 +279,7 @@ Knock = Callable[[str, int, Callable[[int], object]], Attempt]
 
 
 class Dialing(NamedTuple):
-    """How to open connections, and the time limit in seconds."""
+    """How to open connections, and how many seconds that may take."""
 
     connect: Connect
     knock: Knock
