@@ -4,8 +4,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from epp.plugin import UsageLimitPolicy, plugin
+from epp.plugin import plugin
 from epp.plugins._parameters import HoldbackParameters, NoParameters, UsageLimitParameters
+from epp.points.flow import UsageLimitPolicy
 
 
 @plugin("static-usage-limit-policy")
