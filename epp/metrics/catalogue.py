@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
-from epp.metrics import PLUGIN_LABELS, Group, Metric, areas, computed, flow_control, kv_events, learning, replicas, request_series
+from epp.metrics import PLUGIN_LABELS, Group, Metric, areas, computed, flow_control, kv_events, replicas, request_series
 
-MODULES: Final = (areas, computed, request_series, flow_control, kv_events, learning, replicas)
+MODULES: Final = (areas, computed, request_series, flow_control, kv_events, replicas)
 
 
 def _declared(values: Iterable[object]) -> Iterator[Metric]:

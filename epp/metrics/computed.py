@@ -1,8 +1,8 @@
-"""Metric families that are computed when the page is read: pool, endpoints, index, workers."""
+"""Metric families that are computed when the page is read: pool, endpoints, index, workers, latency model."""
 
 from collections.abc import Sequence
 
-from epp.metrics import Metric, counter, gauge
+from epp.metrics import Metric, buckets, counter, gauge, histogram
 from epp.metrics.areas import LOOP_LAG
 
 Value = float | tuple[list[int], float]  # a histogram has cumulative counts and a sum
@@ -75,4 +75,24 @@ POOL_HEADROOM = gauge(
     "pool_headroom_ratio",
     "1 - work / what the ready replicas do at the target: 1 is idle, 0 is at the target, below 0 are too few replicas.",
     "name",
+)
+# Of the learned latency model, which has figures once it has learned from an answer
+BY_ENDPOINT = ("name", "model_server_endpoint")
+LEARNED_ERRORS = histogram(
+    "learned_latency_error_ratio", "Error of the predicted time to the first token, divided by the observed time.", buckets.RELATIVE_ERROR
+)
+LEARNED_SECONDS = gauge(
+    "learned_latency_seconds",
+    "What the model has learned of an endpoint: seconds that each unit of `term` adds to the first token; per_output_token is a time of "
+    "its own.",
+    *BY_ENDPOINT,
+    "term",
+)
+LEARNED_USED = gauge(
+    "learned_latency_model_used", "1 while the model predicts better than the pool's mean time, 0 while decisions do without it."
+)
+LEARNED_RECENT = gauge(
+    "learned_latency_recent_error_ratio",
+    "Error of the last predictions, and of the pool's mean time instead, as a part of the larger of prediction and observation.",
+    "predicted_by",
 )

@@ -14,7 +14,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from epp.metrics.learning import ERRORS, RECENT, SECONDS
+from epp.metrics.computed import LEARNED_ERRORS, LEARNED_RECENT, LEARNED_SECONDS
 from epp.plugins.producers.tokenizer import PIXEL
 from loadtest.demo.stack import LOOPBACK
 from tests.e2e.cluster import CHAT, COMPLETIONS, Cluster, ask, eventually
@@ -194,7 +194,7 @@ def learned(site: Site, name: str, **labels: str) -> list[Sample]:
 def errors(site: Site) -> Counter[float]:
     """Returns upper bound -> number of predictions, of all endpoints, whose error is at most that."""
     counted: Counter[float] = Counter()
-    for sample in learned(site, f"{ERRORS.name}_bucket"):
+    for sample in learned(site, f"{LEARNED_ERRORS.name}_bucket"):
         counted[float(sample.labels["le"])] += int(sample.value)
     return counted
 
@@ -230,13 +230,14 @@ def test_two_equal_servers_are_learned_alike_and_share_a_burst(cluster: Cluster,
     for number in range(REQUESTS):
         assert ask(site.gateway, CHAT, question(number)).status == 200
     names = [f"engine-rank-{rank}" for rank in range(len(pair.engines))]
-    costs = [learned(site, SECONDS.name, model_server_endpoint=name, term="per_uncached_token")[0].value for name in names]
+    costs = [learned(site, LEARNED_SECONDS.name, model_server_endpoint=name, term="per_uncached_token")[0].value for name in names]
     assert 0 < max(costs) <= 1.3 * min(costs), costs
     before = errors(site)
     for number in range(REQUESTS, REQUESTS + 100):
         assert ask(site.gateway, CHAT, question(number)).status == 200
     assert median(errors(site) - before) <= 0.2 + unsteadiness(pair.engines[0])
-    assert learned(site, RECENT.name, predicted_by="model")[0].value < learned(site, RECENT.name, predicted_by="mean")[0].value
+    by_model, by_mean = (learned(site, LEARNED_RECENT.name, predicted_by=by)[0].value for by in ("model", "mean"))
+    assert by_model < by_mean
     assert site.becomes_quiet()
     with streams(site, 40):
         assert eventually(lambda: sum(each["in_flight"] for each in site.endpoints()) == 40)

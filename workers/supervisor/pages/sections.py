@@ -8,8 +8,7 @@ from epp.candidates import Endpoint
 from epp.learning.model import LatencyModel
 from epp.learning.words import terms
 from epp.metrics import replicas as names
-from epp.metrics.computed import Figures, Row
-from epp.metrics.learning import BY_ENDPOINT, ERRORS, RECENT, SECONDS, USED
+from epp.metrics.computed import BY_ENDPOINT, LEARNED_ERRORS, LEARNED_RECENT, LEARNED_SECONDS, LEARNED_USED, Figures, Row
 from workers.supervisor.pages.flow import FlowFigures
 from workers.supervisor.pages.kv_events import KvFigures
 from workers.supervisor.pages.processes import ProcessFigures
@@ -42,15 +41,15 @@ def latency_figures(model: LatencyModel, pool: str, endpoints: Sequence[Endpoint
     known = [(endpoint.name, model.endpoints[endpoint.slot]) for endpoint in endpoints if endpoint.slot in model.endpoints]
     if not any(each.samples for _, each in known):
         return
-    yield ERRORS, BY_ENDPOINT, [((pool, name), (list(accumulate(e.errors)), e.error_sum)) for name, e in known]
+    yield LEARNED_ERRORS, BY_ENDPOINT, [((pool, name), (list(accumulate(e.errors)), e.error_sum)) for name, e in known]
     coefficients: list[Row] = [
         ((pool, name, term), seconds) for name, each in known for term, seconds in terms(model, each.slot, now).items()
     ]
-    yield SECONDS, SECONDS.labels, coefficients
+    yield LEARNED_SECONDS, LEARNED_SECONDS.labels, coefficients
     if not alone:
         return
-    yield USED, (), [((), float(model.trusted))]
-    yield RECENT, RECENT.labels, [(("model",), model.error), (("mean",), model.mean_error)]
+    yield LEARNED_USED, (), [((), float(model.trusted))]
+    yield LEARNED_RECENT, LEARNED_RECENT.labels, [(("model",), model.error), (("mean",), model.mean_error)]
 
 
 def replica_figures(exchange: "Exchange", now: float) -> Iterator[Figures]:
