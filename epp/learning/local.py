@@ -20,13 +20,17 @@ class LocalLearning:
         return self._starts
 
     def begins(self, slot: int, now: float) -> None:
-        missing = slot + 1 - self._starts.shape[2]
-        if missing > 0:
-            self._starts = np.pad(self._starts, ((0, 0), (0, 0), (0, missing)))
+        self._reach(slot)
         self._starts[0, 0, slot] = max(now, self._starts[0, 0, slot])
 
     def follows(self, slot: int, tokens: float) -> None:
+        self._reach(slot)
         calls.follow(self._starts, 0, slot, tokens)
+
+    def _reach(self, slot: int) -> None:
+        missing = slot + 1 - self._starts.shape[2]
+        if missing > 0:
+            self._starts = np.pad(self._starts, ((0, 0), (0, 0), (0, missing)))
 
     def learn_first(self, seen: FirstToken) -> None:
         self._model.learn_first(seen)
