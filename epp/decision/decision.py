@@ -166,3 +166,6 @@ class Usage:
 
     def __repr__(self) -> str:
         return f"Usage(prompt={self.prompt}, completion={self.completion}, cached={self.cached})"
+
+
+NO_USAGE: Final = Usage()  # the server reported nothing

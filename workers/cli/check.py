@@ -92,7 +92,7 @@ def command(
     for each in used if gateway else ():
         findings += gateway_findings(each.config, gateway or "", each.config.source)
     failed = any(strict or finding.severity == "error" for finding in findings)
-    if used:
+    if used or several:
         tenants = any(each.config.tenants is not None for each in used)
         findings += header_notes(options.trust_client_headers, source, tenants=tenants)
     if as_json:
@@ -114,7 +114,7 @@ class Used(NamedTuple):
 
 
 def _found_one(text: str, source: str, options: Options, memory_limit: int | None) -> tuple[list[Used], list[Finding]]:
-    """Returns the configuration, or None if it cannot be loaded, and the findings of `epp serve`."""
+    """Returns the configuration, nothing if it cannot be loaded, and the findings of `epp serve`."""
     config, findings = _found(text, source, options, memory_limit)
     return [] if config is None else [Used(config, [])], [*findings, *object_findings(options.objects_dir)]
 

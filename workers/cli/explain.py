@@ -19,8 +19,9 @@ from workers.cli.explain_recorded import Wanted, wanted_options
 from workers.cli.explain_trace import found as found_in_trace
 from workers.cli.explain_trace import why_then, with_config
 from workers.cli.flags import BadConfiguration, Whole, WithArguments
+from workers.cli.metrics_port import MetricsPort
 from workers.cli.output import echo, echo_lines, echo_text
-from workers.cli.which import MetricsPort, Named, port_options
+from workers.cli.which import Named, port_options
 from workers.host.yaml_files import DiscoveryError
 from workers.shared.recording import Unreadable
 from workers.shared.recording.reader import batches_of

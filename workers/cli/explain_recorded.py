@@ -22,7 +22,8 @@ from epp.recording.keys import id_hash
 from epp.recording.records import Record
 from epp.recording.trace import Trace, Traced
 from workers.cli.explain_trace import why_then
-from workers.cli.which import MetricsPort, pool_option
+from workers.cli.metrics_port import MetricsPort
+from workers.cli.which import pool_option
 from workers.shared.recording import Unreadable
 from workers.shared.recording.reader import batches_of
 from workers.supervisor.pages.decisions import Recorded

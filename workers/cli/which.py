@@ -1,16 +1,11 @@
-"""Finds the picker that a command is about, from the options that name it, its metrics port with the pages, and one of its pools."""
+"""Finds the picker that a command is about, from the options that name it, and one of its pools."""
 
 import functools
-import http.client
-import ssl
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
-import msgspec
 
 from epp.request.pool_choice import no_such_pool
 from shm import observe
@@ -19,45 +14,12 @@ from shm.segment import SegmentError
 from workers.cli.flags import PORT, flag
 from workers.cli.output import echo
 
+if TYPE_CHECKING:
+    from workers.cli.metrics_port import MetricsPort
+
 F = TypeVar("F", bound=Callable[..., Any])
-T = TypeVar("T")
 
-TIMEOUT_S = 5.0
 pool_option: Callable[[F], F] = click.option("--pool", default="", metavar="NAME", help="Show only this pool of several.  [default: all]")
-
-
-class MetricsPort(NamedTuple):
-    """A metrics port. `secret`: lets a process on the picker's machine see the private pages; "" on another machine."""
-
-    url: str
-    ca_file: str
-    secret: str = ""
-
-    def page(self, path: str, timeout_s: float = TIMEOUT_S) -> bytes:
-        """Returns a page. Raises ClickException with the page, the cause and what to do."""
-        try:
-            context = ssl.create_default_context(cafile=self.ca_file) if self.ca_file else None
-        except OSError as failed:  # includes ssl.SSLError: no PEM
-            raise click.ClickException(f"--ca-file {self.ca_file}: {failed.strerror or failed}") from failed
-        url = self.url + path
-        fields = {"Authorization": f"Bearer {self.secret}"} if self.secret else {}
-        try:
-            asked = urllib.request.Request(url, headers=fields)
-            with urllib.request.urlopen(asked, timeout=timeout_s, context=context) as answer:
-                data: bytes = answer.read()
-        except urllib.error.HTTPError as refused:
-            raise click.ClickException(f"{url}: {refused.read().decode(errors='replace').strip() or refused}") from refused
-        except (OSError, http.client.HTTPException) as failed:
-            raise _unusable(url, _why(failed, url)) from failed
-        return data
-
-    def read(self, path: str, decode: Callable[[bytes], T]) -> T:
-        """Returns the decoded content of a page. Raises ClickException, also if `decode` finds no page of a picker."""
-        data = self.page(path)
-        try:
-            return decode(data)
-        except (msgspec.MsgspecError, KeyError, TypeError) as strange:
-            raise _unusable(self.url + path, str(strange)) from strange
 
 
 class Named(NamedTuple):
@@ -73,12 +35,14 @@ class Named(NamedTuple):
         """Returns the picker on this machine. On a terminal, asks which of several pickers. Raises SegmentError."""
         return observe.find(self.run_dir, metrics_port=self.metrics_port, name=self.instance, ask=_ask if _asks() else None)
 
-    def port(self) -> MetricsPort:
+    def port(self) -> "MetricsPort":
         """Returns the metrics port. Raises ClickException, and UsageError if the URL is malformed."""
+        from workers.cli import metrics_port
+
         if self.url:
-            return at(self.url, self.ca_file)
+            return metrics_port.at(self.url, self.ca_file)
         try:
-            return of(self.find(), self.ca_file)
+            return metrics_port.of(self.find(), self.ca_file)
         except SegmentError as refused:
             raise click.ClickException(f"{refused}; or give --url of a metrics port") from refused
 
@@ -100,35 +64,6 @@ def port_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Adds the same options, and options that name a metrics port, perhaps on another machine."""
     command = flag("ca-file", str, "", "PEM file with the CA of the metrics port's certificate; it then has to use TLS.")(command)
     return picker_options(flag("url", str, "", "Ask this metrics port instead: host:port, http://... or https://...")(command))
-
-
-def at(url: str, ca_file: str) -> MetricsPort:
-    """Returns the metrics port at a URL or host:port. Raises UsageError."""
-    whole = url if "://" in url else f"{'https' if ca_file else 'http'}://{url}"
-    if not whole.startswith(("http://", "https://")):
-        raise click.UsageError(f"--url {url} is not host:port, http://... or https://...")
-    if ca_file and not whole.startswith("https://"):
-        raise click.UsageError(f"--ca-file is for TLS, but --url {url} has none: write https://")
-    return MetricsPort(whole.rstrip("/"), ca_file)
-
-
-def of(seen: observe.Seen, ca_file: str) -> MetricsPort:
-    """Returns the metrics port of a picker on this machine."""
-    return at(f"127.0.0.1:{seen.ports.get('metrics', observe.METRICS_PORT)}", ca_file)._replace(secret=seen.secret)
-
-
-def _unusable(url: str, why: str) -> click.ClickException:
-    return click.ClickException(f"{url}: {why}; --url must name a picker's metrics port")
-
-
-def _why(failed: Exception, url: str) -> str:
-    """Describes why a connection failed, and which flag helps."""
-    why = getattr(failed, "reason", failed)  # an URLError puts its cause in brackets
-    if isinstance(why, ssl.SSLCertVerificationError):
-        return f"its certificate is not trusted ({why.verify_message}): give --ca-file"
-    if isinstance(why, (http.client.HTTPException, ConnectionResetError)) and url.startswith("http:"):
-        return "no HTTP without TLS (if the picker has --metrics-cert-dir, give --ca-file or https://)"
-    return str(getattr(why, "strerror", None) or why)
 
 
 def _asks() -> bool:

@@ -46,7 +46,7 @@ def path_of(run_dir: str, instance: str) -> str:
 
 
 def put(run_dir: str, instance: str, ask: Ask) -> None:
-    """Stores a command for the parent. The caller then sends SIGHUP. Raises Refused, and OSError if the file cannot be written."""
+    """Stores a command for the parent. The caller then sends SIGHUP. Raises AskRefused, and OSError if the file cannot be written."""
     blob = msgspec.msgpack.encode(ask)
     if len(blob) > BYTES_MAX:
         raise AskRefused(f"the configuration has {len(blob)} bytes; at most {BYTES_MAX} are possible")
@@ -69,7 +69,7 @@ def put(run_dir: str, instance: str, ask: Ask) -> None:
 def take(run_dir: str, instance: str) -> Ask | None:
     """In the parent: removes and returns the waiting command. Returns None without a command, or if it is older than LATE_S.
 
-    Raises Refused if the file cannot be read, belongs to another user, or was written by another version.
+    Raises AskRefused if the file cannot be read, belongs to another user, or was written by another version.
     """
     path = path_of(run_dir, instance)
     try:

@@ -60,7 +60,7 @@ class StoreConnection:
         self._write(command, None)
 
     async def ask(self, *commands: tuple[str | int | bytes, ...]) -> list[Any]:
-        """Sends commands together, and returns their answers. Raises Refused for the first refused command, or an earlier failure."""
+        """Sends commands together, and returns their answers. Raises CommandRefused for the first refused command or an earlier failure."""
         places: list[list[Any]] = [[] for _ in commands]
         for words, place in zip(commands, places, strict=True):
             self._write(packed(words), place)

@@ -24,7 +24,7 @@ from epp.protocol import codec
 from epp.request import Request
 from shm.areas import Area
 from workers.host.log import error_text
-from workers.host.memory import MemoryUsage as Memory
+from workers.host.memory import MemoryUsage
 from workers.process.instance import Instance
 from workers.process.resources import packet_pipe
 from workers.shared.bus import BusWriter
@@ -85,7 +85,7 @@ async def _prove(instance: Instance) -> None:
         parts = WorkerParts(instance, 0, area, bus=bus, faults=witness, clock=Clock())
         if parts.flow is not None:
             parts.flow.gate.read()
-        usage, before = Memory(), 0
+        usage, before = MemoryUsage(), 0
         for number in range(REQUESTS):
             await _decide(parts)
             if witness.first is not None:

@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from workers.cli import tenants
-from workers.cli.which import MetricsPort
+from workers.cli.metrics_port import MetricsPort
 
 ACME = dict(zip(tenants.COLUMNS, (12, 1, 123_456, 100_000, 9_999, 3, 4), strict=True))
 LESS = dict.fromkeys(tenants.COLUMNS, 0)

@@ -10,7 +10,7 @@ from epp.config.schema import API_VERSION
 from epp.quantities import parse_duration
 from shm.observe import Seen
 from shm.segment import SegmentError
-from workers.cli import which
+from workers.cli import metrics_port
 from workers.cli.which import Named
 from workers.process.sockets import OF_POOL
 from workers.shared.doctor_report import DOCTOR, ERROR, Finding
@@ -48,13 +48,13 @@ def running(picker: Named) -> Running:
     """Finds the picker and asks it for its state. If this fails, returns the failure as a finding."""
     seen: Seen | None = None
     if picker.url:
-        asked = which.at(picker.url, picker.ca_file)
+        asked = metrics_port.at(picker.url, picker.ca_file)
     else:
         try:
             seen = picker.find()
         except SegmentError as refused:
             return Running(None, "", {}, [Finding("no-picker", ERROR, "No picker runs here", str(refused), START)])
-        asked = which.of(seen, picker.ca_file)
+        asked = metrics_port.of(seen, picker.ca_file)
     url = asked.url
     try:
         state = msgspec.json.decode(asked.page(STATE, STATE_S))

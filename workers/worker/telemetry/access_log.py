@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from epp.decision.decision import Decision, Usage
+from epp.decision.decision import NO_USAGE, Decision
 from epp.request import Request
 from workers.host.log import REQUEST
 
@@ -39,7 +39,7 @@ class AccessLog:
         """Logs a request that got an endpoint. `status`: the status of its answer, or 0 without an answer."""
         if self._rng.random() >= self._share:
             return
-        first_s, usage = exchange.first_s, exchange.usage or Usage()
+        first_s, usage = exchange.first_s, exchange.usage or NO_USAGE
         log.info(
             REQUEST,
             **_of(request),

@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from epp.data import INFLIGHT_REQUESTS, INFLIGHT_TOKENS, Datum
-from epp.decision.decision import Decision, ProfileRun, Usage
+from epp.decision.decision import NO_USAGE, Decision, ProfileRun
 from epp.plugin import Filter, Picker, Scorer
 from epp.prefix.match import PrefixMatch
 from epp.prefix.prediction import compared_match
@@ -43,7 +43,6 @@ INT64: Final = np.dtype(np.int64)
 BATCH_BYTES: Final = 4 * CONTENT_MAX  # larger batches need fewer calls; the last packet of a batch is not full
 MODEL_CHARS_MAX: Final = 256
 STREAM_BITS: Final = 4  # bytes of a stream's random number
-UNKNOWN: Final = Usage()
 LATER: Final = -1  # the number of a request that is recorded or not depending on its end
 
 
@@ -247,7 +246,7 @@ class Recorder:
             if not notable:
                 return
             number = self._take(request, decision, "", exchange.received_at, exchange.decided_at)
-        usage = exchange.usage or UNKNOWN
+        usage = exchange.usage or NO_USAGE
         first_s = exchange.first_s
         self._sender.wait(
             (

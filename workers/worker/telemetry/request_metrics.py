@@ -11,7 +11,7 @@ from typing import Final
 
 from compiled.calls import increase
 from epp.candidates import Endpoint
-from epp.decision.decision import Usage
+from epp.decision.decision import NO_USAGE, Usage
 from epp.metrics import OTHER
 from epp.metrics.label_caps import LabelCaps
 from epp.metrics.request_series import BETWEEN_CHUNKS, REQUEST_BYTES, REQUEST_ERRORS, REQUEST_RUNNING, REQUEST_TOTAL, SCHEDULER_ATTEMPTS
@@ -22,7 +22,6 @@ from workers.transport.interface import Clock
 SUCCESS: Final = "success"
 FAILURE: Final = "failure"
 KEPT_MAX: Final = 4096
-UNKNOWN: Final = Usage()
 ALL_OTHER: Final = (OTHER, OTHER, OTHER, OTHER)
 
 Labels = tuple[str, str, str, str]
@@ -242,7 +241,7 @@ class Exchange:
         if not self.whole:
             metrics.figures.observe(block, REQUEST_BYTES, size)
             return
-        usage = self.usage or UNKNOWN
+        usage = self.usage or NO_USAGE
         duration, ttft = metrics.clock.now - self.received_at, self._ttft
         prompt, cached, completion = counted(usage.prompt), counted(usage.cached), counted(usage.completion)
         metrics.figures.observe_each(  # in the order of `epp.metrics.request_series.REQUEST_FIGURES`
