@@ -3,7 +3,7 @@
 The writer drops an insert for an owner that is not live, because the sweep that frees a retired owner's entries could miss new entries.
 `copy` and `load` preserve the index over a restart of the whole picker; `load` shifts all ages to the new clock.
 
-`TieredWriter` is for owners whose caches have several tiers, such as GPU memory and the memory of the host. Each owner may have an id per
+`TieredWriter` is for owners with caches of several tiers, such as GPU memory and the memory of the host. Each owner may have an id per
 tier; the ids of one owner have a fixed distance. So a tier of an owner has its own entries and its own limit. `new_owner` assigns only ids
 of the first tier. The id of another tier is live from its first limit on, until the owner is retired.
 """

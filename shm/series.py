@@ -225,7 +225,7 @@ class SeriesWriter:
         return bool(freed)
 
     def part(self, place: int, value: str) -> "SeriesPart":
-        """Returns a writer of the same area whose tuples all have this value as the label at `place`."""
+        """Returns a writer of the same area for tuples with this value as the label at `place`."""
         self._parts.append(SeriesPart(self, place, value))
         return self._parts[-1]
 

@@ -116,7 +116,7 @@ class SeriesReader:
     """Sums a table over all areas. `serving` says whether the gauges of an area count.
 
     A reader shows the label tuples that it meets first: besides `other`, at most `rows` tuples (by default as many as one area holds),
-    whose weights have at most the sum `room`. As in an area, the last quarter is for tuples that cannot count as a coarser tuple. Further
+    with a sum of weights of at most `room`. As in an area, the last quarter is for tuples that cannot count as a coarser tuple. Further
     tuples count as the coarser tuple, or as `other`, as long as they exist. Another reader may meet the tuples in another order, and show
     different tuples.
     """

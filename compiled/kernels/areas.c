@@ -49,7 +49,7 @@ static PyObject *sums_of(const Areas *all, npy_intp at, npy_intp slots, PyObject
     return (PyObject *)sums;
 }
 
-/* area_sums(areas, serving, at, slots, more): sums each of the `slots` words from word `at` on, over the areas whose `serving` word is not 0,
+/* area_sums(areas, serving, at, slots, more): sums each of the `slots` words from word `at` on, over areas with a nonzero `serving` word,
    and adds `more`, unless it is None. */
 KERNEL(area_sums) {
     Areas all;
@@ -91,8 +91,8 @@ static inline int64_t clipped(int64_t value, int64_t most) { return value < 0 ? 
 
 #define ROW_BYTES 20 /* key u64, requests u32, tokens u64 */
 
-/* load_rows(areas, serving, places, keys, said, whole, requests_max, tokens_max): returns the packed rows of the endpoints whose load
-   differs from `said`, or with `whole` of those that have any, and notes the load of all in `said`. `places`: int64, shape (n, 2), the
+/* load_rows(areas, serving, places, keys, said, whole, requests_max, tokens_max): returns the packed rows of the endpoints with a load
+   that differs from `said`, or with `whole` of those that have any, and notes the load of all in `said`. `places`: int64, shape (n, 2), the
    words of requests and tokens of each endpoint in an area, over which both are summed. `keys`: uint64, shape (n,). `said`: int64, as
    `places`. Numbers are brought into the range from 0 to their maximum. */
 KERNEL(load_rows) {

@@ -22,7 +22,7 @@ NONE: Final = (0, 0)
 
 
 def area_sums(areas: Ints, serving: Ints, at: int, slots: int, more: Ints | None) -> Ints:
-    """Sums each of the `slots` words from word `at` on, over the areas whose `serving` word is not 0, and adds `more`, if any."""
+    """Sums each of the `slots` words from word `at` on, over the areas with a nonzero `serving` word, and adds `more`, if any."""
     sums: Ints = areas[serving != 0, at : at + slots].sum(axis=0)
     return sums if more is None else sums + more[:slots]
 
@@ -36,7 +36,7 @@ def area_loads(
 
 
 def area_total(areas: Ints, serving: Ints, at: int, skipped: int) -> int:
-    """Sums one word over the areas whose `serving` word is not 0, but the area `skipped`."""
+    """Sums one word over the areas with a nonzero `serving` word, but the area `skipped`."""
     words = areas[:, at].tolist()
     return sum(word for area, word in enumerate(words) if serving[area] and area != skipped)
 

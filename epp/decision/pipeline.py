@@ -118,7 +118,7 @@ class Pipeline:
                 raise PluginFault(f"plugin '{instance.name}' cannot start: {why}") from problem
 
     def owner(self, call: object) -> Plugin | None:
-        """Returns the plugin whose call this is, or None for a call of the runtime itself."""
+        """Returns the plugin that owns this call, or None for a call of the runtime itself."""
         return self.owners.get(id(call))
 
     def wrapped(self, wrap: Wrap) -> "Pipeline":

@@ -177,7 +177,7 @@ class Watch:
 
 
 def slow_from(counts: Sequence[int]) -> int:
-    """Returns the bucket whose bound separates the slowest requests best: the share of requests above the bound is nearest to SLOW."""
+    """Returns the bucket with the best bound to separate the slowest requests: the share of requests above the bound is nearest to SLOW."""
     total, above = sum(counts), sum(counts)
     shares = []
     for count in counts[:-1]:

@@ -7,8 +7,8 @@
 
 `places` is the share of its batch that a replica uses, summed over the replicas. By Little's law, `places / finished per second`
 is the replica seconds that one request costs. It divides by finished requests, not by arrivals, so it also holds while more requests
-arrive than finish. A share counts as if answers were as slow as at TARGET,
-because a larger batch is slower (`batch_share`). A pool whose prompts take longer than its answers is limited by prompt seconds instead.
+arrive than finish. A share counts as if answers were as slow as at TARGET, because a larger batch is slower (`batch_share`). A pool with
+prompts that take longer than its answers is limited by prompt seconds instead.
 
 Hysteresis: the number grows as soon as the smoothed work needs more, and again within CALM_S only if it needs RISES more. It falls when the
 most work of the last FALL_S needed fewer, at most once in FALL_S, and within CALM_S only if the work has fallen by FALLS in FALL_S, because
@@ -40,7 +40,7 @@ class Reading(NamedTuple):
     """What the picker sees at the monotonic time `at`, in seconds.
 
     `ready`: replicas that get requests. `arrived`, `finished`: requests since the start. `arrived` includes requests refused for load.
-    Neither includes requests whose answer failed: a failed answer is no work, and the client may ask again.
+    Neither includes requests with a failed answer: a failed answer is no work, and the client may ask again.
     `places`: the sum of `batch_share` over the replicas. `waiting`: requests that wait, at the replicas and in the picker.
     `prompt_s`: mean seconds that a replica computes one prompt; 0 if this time is not known.
     """

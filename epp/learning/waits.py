@@ -48,7 +48,7 @@ def without_waits(outlook: Floats, waits: Sequence[Wait], now: float) -> Floats:
 def add_waits(model: LatencyModel, slots: Sequence[int], prompt: float, outlook: Floats, waits: Sequence[Wait], now: float) -> list[int]:
     """Adds to an outlook the time that waiting, or computing twice, takes beyond the predicted times and costs of the candidates.
 
-    `prompt`: all tokens of the prompt. `slots`, `outlook`: as in `LatencyModel.outlook`. Returns the indices of the candidates whose
+    `prompt`: all tokens of the prompt. `slots`, `outlook`: as in `LatencyModel.outlook`. Returns the indices of the candidates where the
     first token waits for the prefix longer than the model alone predicts.
     """
     times, costs = outlook[TIMES], outlook[COSTS]

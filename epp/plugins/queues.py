@@ -47,7 +47,7 @@ class _Last:
 
 
 class PriorityQueue(FifoQueue):
-    """A queue whose item with the smallest key leaves first. The keys are in a heap."""
+    """A queue that the item with the smallest key leaves first. The keys are in a heap."""
 
     __slots__ = ("_first", "_key", "_last", "_number")
 

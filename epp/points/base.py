@@ -76,7 +76,7 @@ class Prefills(Protocol):
 class HeldView(NamedTuple):
     """Says which endpoints of a list are followed: the picker knows which blocks they hold (`epp.prefix.streams`).
 
-    `followed`: bool, shape (endpoints,). `whole`: the same, without endpoints whose older blocks are unknown. `why`: per endpoint, why
+    `followed`: bool, shape (endpoints,). `whole`: the same, without endpoints with unknown older blocks. `why`: per endpoint, why
     its matches are not precise; "" if they are precise.
     `block_tokens`: per endpoint, the tokens per block; 0 if unknown. `sizes`: the different `block_tokens` of the followed endpoints, the
     most frequent first; empty if no endpoint is followed.
@@ -260,8 +260,8 @@ class Plugin:
                              values, and the picker recognizes a request that crashes workers by body, path and these headers
 
     Attributes that the constructor sets, each logged or checked at start:
-        without_effect       texts `parameter: why it has no effect`. A parameter whose description begins with "Accepted, without effect"
-                             needs no text: it is named if it has another value than its default
+        without_effect       texts `parameter: why it has no effect`. A parameter with a description that begins with "Accepted, without
+                             effect" needs no text: it is named if it has another value than its default
         renamed              older parameters -> their current names, both with `.` between levels; set by the class, and read by
                              `epp config check --migrate`
         deprecated           the older parameters of `renamed` that the configuration gives

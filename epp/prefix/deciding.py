@@ -10,7 +10,7 @@ class ScoresOwnMatches(Plugin):
     """Base of scorers that read prefix matches but are not a `FollowsMatches`."""
 
     def producer(self, plugins: Sequence[Plugin]) -> str:
-        """Returns the name of the producer whose matches the scorer reads. `plugins`: all plugins that the configuration lists."""
+        """Returns the name of the producer of the matches that the scorer reads. `plugins`: all plugins that the configuration lists."""
         raise NotImplementedError
 
 

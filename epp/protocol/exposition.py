@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 
 from compiled.calls import recall
 
-# Limits for one family: lines, series whose labels are read, and bytes of these labels. More would only cost time.
+# Limits for one family: lines, series with labels that are read, and bytes of these labels. More would only cost time.
 LINES_MAX: Final = 1 << 16
 SERIES_MAX: Final = 16_384
 FAMILY_BYTES_MAX: Final = 1 << 20
@@ -162,7 +162,7 @@ class Finder:
     def newest(self, page: bytes) -> tuple[list[bytes], str]:
         """Returns, for each data-parallel rank, the text of the series with the largest value. Also says what is wrong with other series.
 
-        This is for metrics whose value is a time. Such a metric may have thousands of outdated series, so only the labels of the newest
+        This is for metrics with a time as value. Such a metric may have thousands of outdated series, so only the labels of the newest
         series are read. Raises Malformed.
         """
         lines = self.lines(page)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from epp.recording.records import Batch, Configured, Decided, Ended, EndpointList, Lost, Member, Opened, Record, Scraped, floats, ints
 
-WAITING_MAX: Final = 1 << 20  # requests whose outcome is awaited; with more, the oldest one counts as without an outcome
+WAITING_MAX: Final = 1 << 20  # requests with an awaited outcome; with more, the oldest one counts as without an outcome
 SCRAPES_MAX: Final = 1 << 20  # scrapes that are kept per endpoint, the latest ones
 
 Floats = NDArray[np.float64]

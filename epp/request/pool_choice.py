@@ -78,7 +78,7 @@ class _Names:
         self._kept: dict[str, int] = {}
 
     def find(self, name: str) -> int:
-        """Returns the pool whose matcher fits; UNDECIDED if no matcher fits."""
+        """Returns the pool with the matcher that fits; UNDECIDED if no matcher fits."""
         pool = self.exact.get(name, UNDECIDED)
         if pool != UNDECIDED or not self.patterns:
             return pool

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def source_tls(source: MetricsDataSource) -> ssl.SSLContext | None:
-    """Returns the TLS context of a data source, or None for http. Raises ValueError, whose text names the fault of the certificates."""
+    """Returns the TLS context of a data source, or None for http. Raises ValueError; its text names the fault of the certificates."""
     if source.scheme == "http":
         return None
     authorities = "" if source.insecure_skip_verify else source.ca_cert_path

@@ -1,6 +1,6 @@
 """Finds out, in the parent, what has ended a worker: the request that the worker was deciding, and the pool of the plugin that was running.
 
-A request that has ended two workers is refused (`workers.shared.query_of_death`). If there are several pools, a pool whose plugins have
+A request that has ended two workers is refused (`workers.shared.query_of_death`). If there are several pools, a pool with plugins that have
 ended two workers is taken out of service (`workers.shared.pool_crashes`).
 """
 

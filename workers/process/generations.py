@@ -95,8 +95,8 @@ class Bundle(msgspec.Struct, frozen=True, array_like=True):
 class TrialResult(msgspec.Struct, frozen=True, array_like=True):
     """The result of a trial. `bundle`: the configuration; None if the trial refused the configuration. `text`: the errors or warnings.
 
-    `pid`: the process id of the trial child. `changed`: for a trial of the list of pools, the places of the pools whose configurations have
-    changed.
+    `pid`: the process id of the trial child. `changed`: for a trial of the list of pools, the places of the pools with changed
+    configurations.
     """
 
     pid: int

@@ -230,7 +230,7 @@ class Layout:
         return shape.kv_of.get(pool, shape.kv_of.get("")) if shape.objects is not None else self.kv_settings
 
     def of_pool(self, options: "Options", config: "EffectiveConfig") -> "Layout":
-        """Returns this layout as one of the pools sees it. `config`: a configuration whose names are all in this layout."""
+        """Returns this layout as one of the pools sees it. `config`: a configuration that has only names of this layout."""
         shown = copy.copy(self)
         shown._show(options, config)
         return shown

@@ -33,7 +33,7 @@ class ReloadResult(NamedTuple):
 
 class Round(NamedTuple):
     """A reload of all pools. `wanted`: by pool, the number of answered asks at which its reload has ended. `ended`: the results of the
-    pools whose reload has ended.
+    pools with an ended reload.
     """
 
     wanted: dict[int, int]

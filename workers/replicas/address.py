@@ -74,7 +74,7 @@ def secret_of(seed: int) -> bytes:
 
 
 def parse_address(url: str) -> Address:
-    """Reads a URL. Raises ValueError, whose text names the rule and shows neither user nor password."""
+    """Reads a URL. Raises ValueError; its text names the rule and shows neither user nor password."""
     scheme, separator, rest = url.partition("://")
     if not separator or scheme not in SCHEMES:
         raise ValueError(f"the URL must begin with one of {', '.join(f'{name}://' for name in SCHEMES)}")

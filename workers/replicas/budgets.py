@@ -51,7 +51,7 @@ class ReplicaBudgets:
         self._say_at = self._tick_at = self._now = float("-inf")
         self._heard: dict[str, tuple[Life, dict[int, Sum]]] = {}  # name -> the life of its last message, and its totals
         self._tenants: dict[int, _Tenant] = {}
-        self._stirred: set[int] = set()  # tenants whose requests in flight at other replicas may have changed
+        self._stirred: set[int] = set()  # tenants with possible changes of their requests in flight at other replicas
         self._live: frozenset[str] = frozenset()
         self._others = 0  # the number of other replicas when the store was last in use
         self._assuming = False

@@ -117,7 +117,7 @@ class OwnLoad:
         self.left_out = 0
 
     def rows(self, *, whole: bool) -> bytes:
-        """Returns the packed rows of all endpoints with load if `whole`, else of endpoints whose load has changed since the last call.
+        """Returns the packed rows of all endpoints with load if `whole`, else of endpoints with load changes since the last call.
 
         If there are more than `rows_max` rows, returns the rows with the most requests.
         """

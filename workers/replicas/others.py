@@ -71,7 +71,7 @@ class Other:
 
 
 class Others:
-    """All other replicas. `totals`: their loads, by the key of the endpoint. `changed`: the keys whose totals have changed since `take`."""
+    """All other replicas. `totals`: their loads, by the key of the endpoint. `changed`: the keys with totals changed since `take`."""
 
     def __init__(self, name: str, life: Life, most: int) -> None:
         self.name = name
@@ -82,7 +82,7 @@ class Others:
         self.messages = self.bytes = self.lost = 0  # of all other replicas, since the start
         self.echo = 0  # the sequence of the last message of this replica that came back
         self.highest = 0  # the highest number of a replica's life so far, up to EPOCH_FOLLOWED_MAX
-        self.stirred: set[int] = {ONLY}  # the keys of pools whose waiting requests may differ from the last result of `flows`
+        self.stirred: set[int] = {ONLY}  # the keys of pools where the waiting requests may differ from the last result of `flows`
         self._changed: set[int] = set()
         self._most = most
         self._gone: dict[str, tuple[Life, int, float]] = {}  # name -> last life and sequence, time of the last message
@@ -131,7 +131,7 @@ class Others:
         return silent
 
     def take(self) -> list[tuple[int, Load]]:
-        """Returns the endpoints whose totals have changed since the last call, with these totals."""
+        """Returns the endpoints with totals that have changed since the last call, and these totals."""
         changed, self._changed = self._changed, set()
         totals = self.totals
         return [(key, totals.get(key, NONE)) for key in changed]

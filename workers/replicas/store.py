@@ -189,7 +189,7 @@ class StoreLink:
             await self._counted(least - known)
 
     async def _counted(self, up: int) -> int:
-        """Counts the epoch up. Raises StoreError, whose text names the key if the key is the reason."""
+        """Counts the epoch up. Raises StoreError; its text names the key if the key is the reason."""
         wrong = f"{self._address}: {self.names.epoch} in the store is not a number of this picker: delete the key"
         try:
             number = await self.command("INCRBY", self.names.epoch, up)
@@ -278,7 +278,7 @@ def _tls(address: Address) -> dict[str, Any]:
 
 
 class _InWords(contextlib.AbstractContextManager[None]):
-    """Turns the exceptions of the client into a StoreError whose text has no password. The client never shows Sentinel's password."""
+    """Turns the exceptions of the client into a StoreError without a password in its text. The client never shows Sentinel's password."""
 
     def __init__(self, address: Address, password: str = "") -> None:
         self._address = address

@@ -87,7 +87,7 @@ class WaitingInPools:
 
     def __init__(self, pools: Mapping[int, Waiting]) -> None:
         self._pools = pools
-        self._busy: set[int] = set()  # keys of the pools whose waiting requests other replicas know
+        self._busy: set[int] = set()  # keys of the pools with waiting requests that other replicas know
         self._turn = iter(pools)
 
     def use(self, pools: Mapping[int, Waiting]) -> None:
@@ -97,8 +97,8 @@ class WaitingInPools:
         self._turn = iter(pools)
 
     def news(self, *, whole: bool) -> News:
-        """Returns the waiting requests for a message: changes, and for a `whole` message also the only pool and all pools whose waiting
-        requests others know.
+        """Returns the waiting requests for a message: changes, and for a `whole` message also the only pool and all pools with waiting
+        requests that others know.
         """
         only, flows = None, []
         for key in {*self._busy, *self._next()}:

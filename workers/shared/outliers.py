@@ -1,4 +1,4 @@
-"""Finds endpoints whose answers fail far more often than the answers of other endpoints to the same kind of request. Pure code.
+"""Finds endpoints with answers that fail far more often than the answers of other endpoints to the same kind of request. Pure code.
 
     workers ─ counts ─▶ evidence per kind, which fades ─┬─▶ failing: its failed answers count as load (`epp.endpoints.failing`)
                                                         └─▶ outlier: to be ejected (`workers.shared.ejection`)

@@ -186,7 +186,7 @@ class Deciding:
         return suspect
 
     def again(self, suspect: int) -> None:
-        """Publishes the fingerprint of a request whose decision continues."""
+        """Publishes the fingerprint of a request with a decision that continues."""
         self.word[0] = suspect
         if self._running is not None:
             self._running[0] = self._own

@@ -70,7 +70,7 @@ class Timeouts:
         self._hoards: tuple[float, int] | None = None
 
     def tick(self, now: float, *, greeted: bool) -> None:
-        """Ends a connection whose peer is silent or does not read. Sends keep-alive PINGs. `greeted`: whether the peer's preface has
+        """Ends a connection with a peer that is silent or does not read. Sends keep-alive PINGs. `greeted`: whether the peer's preface has
         arrived.
         """
         session = self._session

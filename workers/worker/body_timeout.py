@@ -1,4 +1,4 @@
-"""Ends requests whose bodies arrive too slowly (`BodyTimeout`), or need most memory while the budget is used up (`BodyRelief`).
+"""Ends requests with bodies that arrive too slowly (`BodyTimeout`), or need most memory while the budget is used up (`BodyRelief`).
 
 `BodyTimeout`: every `BODY_TIMEOUT_S / 2`, a worker looks at its streams. Each incomplete body must have received BODY_RATE bytes per second
 since the last look. Otherwise the request is refused: with 408 if an answer is possible, else with a gRPC status. The first look at a body

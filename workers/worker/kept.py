@@ -42,7 +42,7 @@ from workers.worker.telemetry.tracing_export import Exporter
 
 log = structlog.get_logger()
 
-NO_POOL: Final = ""  # the label of requests whose pool is not known
+NO_POOL: Final = ""  # the label of requests without a known pool
 SWEEP_S: Final = 300.0  # a series without a count for so long may lose its room to a new series
 
 
@@ -66,7 +66,7 @@ class WorkerKept:
             areas.area(index).take_over()
         later = asyncio.get_running_loop().call_later
         self._clock = clock
-        self.metrics = self.request_metrics(instance)  # for the only pool, or for requests whose pool is not known
+        self.metrics = self.request_metrics(instance)  # for the only pool, or for requests without a known pool
         self._sweep_at = time.monotonic() + SWEEP_S
         self._beat_at = 0.0
         debug = instance.options.log_level == "debug"

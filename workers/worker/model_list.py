@@ -4,7 +4,7 @@
     endpoints: the models that they list, if the name leads to them  ─┴─▶ pools that know the tenant ─▶ one list
 
 A model that endpoints list counts only if a request with its name would reach their pool. So the list has the real models of `phi-*`, but
-no model whose name leads to another pool. The list has no models of a pool with tenants that does not know the client.
+no model with a name that leads to another pool. The list has no models of a pool with tenants that does not know the client.
 """
 
 import time
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from epp.config.effective import EffectiveConfig
 
 KEPT_MAX: Final = 64  # answers for different sets of pools
-CONFIGURATIONS_MAX: Final = 1024  # the number of configurations whose tenants are kept
+CONFIGURATIONS_MAX: Final = 1024  # the number of configurations with kept tenants
 
 
 class ModelList:

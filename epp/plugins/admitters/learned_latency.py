@@ -46,7 +46,7 @@ MARGIN = Metric(
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """What happens to a request whose objective no endpoint can meet.
+    """What happens to a request with an objective that no endpoint can meet.
 
     otherwise: `refuse` answers it with 429, `pass` routes it like a request without an objective.
     learned_latency_producer_name: The producer of the predictions to read.

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Final, NamedTuple, Protocol
 from epp.data import Column
 from epp.plugin import Extractor
 
-# The beginning of the text about a server whose page is rejected or has unreadable values.
+# The beginning of the text about a server with a rejected page or with unreadable values.
 REFUSED_PAGE: Final = "its metrics page is refused: "
 UNREAD_VALUES: Final = "its metrics page has values that cannot be read: "
 METRICS, MODELS = "metrics", "models"  # kinds of pages: Prometheus text; the JSON answer of /v1/models

@@ -19,7 +19,7 @@ class DcgmExtractor(PageExtractor):
     """Emits the attribute `GPUUtilization`: the highest utilization of the endpoint's GPUs, from 0 to 1.
 
     The page of a node has the GPUs of all pods of the node. A sample with the label `pod` counts only for the pod that the label names, a
-    sample without this label for every endpoint. A GPU whose value is not a finite number does not count.
+    sample without this label for every endpoint. A GPU with a value that is not a finite number does not count.
     """
 
     produces = (GPU_UTILIZATION,)

@@ -319,7 +319,7 @@ class Programs:
             pod.add_idle(tokens, now, self._half_life_s)
 
     def _forget(self, fairness_id: str, program: Program) -> None:
-        """Drops a program that has ended and whose tokens are not in the sums. If the program has waiting requests, it begins anew."""
+        """Drops a program that has ended and has no tokens in the sums. If the program has waiting requests, it begins anew."""
         if not program.bands:
             del self._programs[fairness_id]
             return

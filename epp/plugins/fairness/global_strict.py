@@ -22,7 +22,7 @@ class _Head:
 
 @plugin("global-strict-fairness-policy")
 class GlobalStrict(FairnessPolicy):
-    """Picks the flow whose first request is first by the band's ordering policy. A flow that sends more requests gets more turns."""
+    """Picks the flow with the first request by the band's ordering policy. A flow that sends more requests gets more turns."""
 
     isolates = False
 

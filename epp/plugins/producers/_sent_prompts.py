@@ -209,8 +209,8 @@ class SentPrompts:
             self._computed(sents)
 
     def _computed(self, sents: Sequence[Sent]) -> None:
-        """Adds the blocks that the index does not have yet. Also adds blocks whose prefill another request had begun, so that these blocks
-        stay even if that request is cancelled.
+        """Adds the blocks that the index does not have yet. Also adds blocks that another request had begun to prefill, so that these
+        blocks stay even if that request is cancelled.
         """
         for sent in sents:
             self._prove(sent)

@@ -2,7 +2,7 @@
 
 The model servers publish their KV events. The kv-events process follows them and keeps an index of the blocks that each endpoint holds.
 `produce` looks up the prompt's tokens in that index, for the endpoints whose event stream has no gap (the followed ones). Other endpoints
-get the match of the approximate producer. Endpoints whose older blocks are unknown get the longer one of both matches. So a lost stream
+get the match of the approximate producer. Endpoints with unknown older blocks get the longer one of both matches. So a lost stream
 costs precision but no affinity. A server with several data-parallel ranks behind one address gets the approximate match, too: each rank
 has its own cache, and a request may reach any rank. If no token producer has emitted tokens, or if the request's model may be an adapter
 that no event has named, all endpoints get the approximate match, with the reason.
@@ -222,7 +222,7 @@ def _length(prompt: PromptTokens) -> int:
 class PrecisePrefix(_Precise):
     """Emits how many leading blocks of the prompt each endpoint holds (`PrefixMatch`), by the KV events that the endpoints publish.
 
-    Each block counts with the weight of its tier. An endpoint whose event stream has a gap gets the approximate match.
+    Each block counts with the weight of its tier. An endpoint with a gap in its event stream gets the approximate match.
     """
 
 

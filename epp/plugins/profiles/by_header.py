@@ -29,7 +29,7 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 class HeaderProfile(ProfileHandler):
     """Runs the profile that a request header names, or the default profile if the header is missing.
 
-    If only one profile is configured, it always runs. A request whose header names an unknown profile is refused as the client's mistake.
+    If only one profile is configured, it always runs. A request with an unknown profile in its header is refused as the client's mistake.
     With an unknown `defaultProfile`, the picker does not start.
     """
 

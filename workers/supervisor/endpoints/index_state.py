@@ -8,7 +8,7 @@ time.
     footer          as in `snapshot_file`, which writes and reads the file
 
 The file of a picker of several pools is `prefix-index-of-pools`. Owners and block tokens are by pool in this file, and the block tokens in
-the header are 0. Entries of a pool that is gone, or whose blocks have changed, are dropped.
+the header are 0. Entries of a pool that is gone, or has changed its blocks, are dropped.
 
 The supervisor writes a snapshot every `EVERY_S` if the index changed, when the picker begins to stop, and when the supervisor ends. It
 writes to a temporary file, slice by slice (the event loop copies a slice, a thread writes it), then syncs and renames the file. So a
@@ -175,7 +175,7 @@ class IndexState:
         return Owners(*at, [(identity, owner) for (_, identity), owner in owners])
 
     def _owners_in(self, kept: Owners | OwnersOfPools) -> dict[Known, int]:
-        """Returns the owners of a trailer whose entries are still usable. Raises RefusedSnapshot."""
+        """Returns the owners of a trailer that still have usable entries. Raises RefusedSnapshot."""
         check_owners([owner for _, owner in kept.owners])
         if isinstance(kept, Owners):
             return {("", identity): owner for identity, owner in kept.owners}

@@ -44,7 +44,7 @@ from workers.supervisor.endpoints.http_answer import HttpError
 from workers.supervisor.endpoints.http_client import REFUSED, Connected, Dialing
 from workers.supervisor.endpoints.wheel import FLOOD_PAUSE_S, Address, Target, Wheel
 
-EXTRACT: Final = "extract"  # the cause of a failed scrape whose page was fetched and then refused as a whole
+EXTRACT: Final = "extract"  # the cause of a failed scrape with a page that was fetched and then refused as a whole
 INTERVAL_S_MIN: Final = 0.05
 SWEEP_S: Final = 0.025  # the most time between two calls of the sink's `sweep`
 LATER_S: Final = 0.001  # added to timers: event loops count in milliseconds, and a timer that fires too early wakes up the process in vain

@@ -129,7 +129,7 @@ class Wheel:
         return [target for bucket in self._buckets for target in bucket]
 
     def costs(self) -> list[float]:
-        """Returns the cost of a page for each server in seconds, without servers whose pages were never read."""
+        """Returns the cost of a page in seconds for each server with a page that was read."""
         return [target.pace.cost_s for target in self.targets() if target.pace.cost_s]
 
     def add(self, target: Target) -> None:

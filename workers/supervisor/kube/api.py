@@ -63,7 +63,7 @@ class Resource(NamedTuple):
 
 
 def ready_to_connect(environ: Mapping[str, str]) -> None:
-    """Checks at start that the client library is installed and that a server is known. Raises ValueError, whose text names the missing
+    """Checks at start that the client library is installed and that a server is known. Raises ValueError; its text names the missing
     part.
     """
     if importlib.util.find_spec(CLIENT) is None:

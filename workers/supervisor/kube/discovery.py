@@ -4,7 +4,7 @@
     pods of the namespace ───────────────────────────────────────────────────────────┘
 
 - One watch of InferencePools and one of pods serve all pools of a namespace. Every pod of the namespace is read, so a new selector or a new
-  pool needs no further list. A pool whose InferencePool does not exist has no endpoints. This changes nothing for the other pools.
+  pool needs no further list. A pool without an existing InferencePool has no endpoints. This changes nothing for the other pools.
 - For the only pool of a picker, the API server selects the InferencePool by name, and the pods by the selector. So pods are listed after
   the pool is known, and pods that only a new selector matches come with its first list. The picker is not ready without this pool.
 - A new selector or new ports apply at once to the known pods. The picker also checks every pod against the selector, whatever the API

@@ -92,7 +92,7 @@ class Follower:
         self._retire(owner for owner in writer.owners() if owner not in known)
         self._words = instance.words
         self.state = _state(instance, self.holdings)
-        self.restored: dict[Identity, SavedStream] = {}  # streams of the snapshot whose endpoints have not come back yet
+        self.restored: dict[Identity, SavedStream] = {}  # streams of the snapshot with endpoints that have not come back yet
         self._keep_until = math.inf
         if self.state is not None and not self.predecessors and not writer.owners() and not writer.links.size:
             self._restore(self.state, time.monotonic())

@@ -10,8 +10,8 @@ state of the iterator.
 
 The iterator of a waiting page is not started. A free place goes to the host with the fewest pages under way. If too many pages wait, the
 host with the most waiting pages loses its last one. Slow readers do not keep others out: while pages wait, the sender breaks off a page
-whose reader has taken no bytes for SLOW_S. Without such a page, it breaks off the oldest page after FAIR_S. An endless page waits for no
-place and takes none, because its owner limits their number.
+with a reader that has taken no bytes for SLOW_S. Without such a page, it breaks off the oldest page after FAIR_S. An endless page waits for
+no place and takes none, because its owner limits their number.
 
 This module sets no time limit for readers that read no bytes: the owner of the connection does so.
 """
@@ -172,8 +172,8 @@ class RoundRobinSender:
         return max(0.0, self._under_way[self._pages()[0]] + FAIR_S - self._loop.time())
 
     def _make_room(self) -> None:
-        """Breaks off the page whose reader has taken no bytes for longest, at least for SLOW_S. Without such a page, breaks off the oldest
-        page after FAIR_S.
+        """Breaks off the page of the reader that has taken no bytes for longest, at least for SLOW_S. Without such a page, breaks off the
+        oldest page after FAIR_S.
         """
         self._timer = None
         now = self._loop.time()

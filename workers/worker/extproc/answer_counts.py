@@ -85,7 +85,7 @@ class AnswerCounts:
         return not known
 
     def _place(self, kind: int) -> int:
-        """Returns the place of a kind whose answer has failed. Gives the kind a place if it has none."""
+        """Returns the place of a kind with a failed answer. Gives the kind a place if it has none."""
         now, last = self._now(), len(self._failed_at) - 1
         place = self._places.get(kind, -1)
         if place < 0:

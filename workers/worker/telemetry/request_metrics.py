@@ -2,8 +2,8 @@
 
 The streams of a worker share one `RequestMetrics`. An `Exchange` is one request from its decision to its end. Both write only into this
 worker's series. Routed and running requests are counted at once; the sizes, times and tokens of a request are counted at its end. A request
-whose model or fairness id no served request had before (`epp.metrics.label_caps`) runs under the name `other` until the headers of its
-answer arrive. Then it is counted under its own names if a model server serves it, else as `other`.
+with a model or fairness id that no served request had before (`epp.metrics.label_caps`) runs under the name `other` until the headers of
+its answer arrive. Then it is counted under its own names if a model server serves it, else as `other`.
 """
 
 from math import nan

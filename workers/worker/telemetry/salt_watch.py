@@ -4,7 +4,7 @@ It checks one prompt of SAMPLED, chosen by its first bytes, so that the same beg
 remembers the beginnings of 1, 2, 4, ... KiB, each with the last two salts of its requests.
 
     lost      the longest beginning that another salt had, minus the longest that its own salt had: without salts, it could be cached
-    ignored   the server reports a cached prompt whose beginnings came with another salt, but never with its own
+    ignored   the server reports a cached prompt with beginnings that came with another salt, but never with its own
 
 `lost` is an upper bound, because a server may have dropped the beginning. A single `ignored` proves little: after a restart, the picker
 does not know what servers have cached under the tenant's own salt. So no answer counts as ignored in the first SETTLED_S of a worker.

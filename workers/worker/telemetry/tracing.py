@@ -18,7 +18,7 @@ A scorer that is not called has no span. The scores of static scorers stay valid
 work for its own request. `llm_d.epp.scoring` then names these scorers in `llm_d.epp.scoring.kept_scorers`. Shadow profiles have no spans
 either, because they decide nothing.
 
-The model server gets a `traceparent` whose parent is `gateway.request`; if the request is not sampled, the `traceparent` of the parent.
+The model server gets a `traceparent` with the parent `gateway.request`; if the request is not sampled, the `traceparent` of the parent.
 `tracestate` has the same source as the parent. `baggage` passes unchanged. Text from clients is cut to `VALUE_CHARS_MAX` characters, so
 spans stay small. A trace keeps no reference to its request. So there are no reference cycles, and a trace is freed with its stream. This
 module does not know OpenTelemetry: `workers.worker.telemetry.tracing_export` exports the spans.

@@ -53,7 +53,7 @@ TOGETHER_BYTES: Final = 2 * SAMPLES * ((len(FIGURES) + 1) * 4 + ROW_BYTES)  # ro
 RECENT_STEP_S: Final = 30.0
 RECENT_S: Final = 300.0
 
-ALONE: Final = np.zeros(1, np.uint64)  # the key of a row whose place never changes its owner
+ALONE: Final = np.zeros(1, np.uint64)  # the key of a row with a place that never changes its owner
 
 Floats = npt.NDArray[np.float32]
 Shown = tuple[Sequence[float], Mapping[str, Sequence[float]]]  # the ages of samples in seconds, oldest first, and figures by name
