@@ -143,7 +143,12 @@ def listens(opened: socket.socket) -> bool:
 
 def _bound_to_all(port: int, flag: str, *, listening: bool) -> socket.socket:
     try:
-        return _bound(_family(), port, listening)
+        return _bound(socket.AF_INET6, port, listening)
+    except OSError as refused:
+        if refused.errno in (errno.EADDRINUSE, errno.EACCES):
+            raise StartError(_not_bound(port, flag, refused)) from refused
+    try:
+        return _bound(socket.AF_INET, port, listening)  # a machine without IPv6
     except OSError as refused:
         raise StartError(_not_bound(port, flag, refused)) from refused
 

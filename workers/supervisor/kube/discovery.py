@@ -214,6 +214,7 @@ class KubernetesDiscovery:
         if pool is None:
             self._stop_following()
             self._seen, self._listed = NO_PODS, False
+            self._in.clear()
         elif before is None or before.selector != pool.selector:
             self._follow_pods(pool.selector.text)
 

@@ -80,13 +80,17 @@ class HostQueues(Generic[T]):
         self._hosts.setdefault(host, deque()).append(one)
 
     def take(self, host: str | None = None) -> tuple[str, T]:
-        """Removes and returns the first item of a host (None: of the next host in turn), with the host. There must be an item."""
-        host = next(iter(self._hosts)) if host is None else host
-        queue = self._hosts.pop(host)
+        """Removes and returns the first item of a host, with the host. `host`: None means the next host in turn; a host that is named keeps
+        its place in the turns. There must be an item.
+        """
+        turn = next(iter(self._hosts)) if host is None else host
+        queue = self._hosts[turn]
         one = queue.popleft()
-        if queue:
-            self._hosts[host] = queue  # behind the other hosts
-        return host, one
+        if host is None or not queue:
+            del self._hosts[turn]
+        if host is None and queue:
+            self._hosts[turn] = queue  # behind the other hosts
+        return turn, one
 
     def counts(self) -> Counter[str]:
         """Returns the number of waiting items of each host."""

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workers.supervisor.kv_events.costs import Costs
-from workers.supervisor.pages.turns import BURST_S, PERIOD_S, PROMPT_IN_A_ROW, SHARE, URGENT_SHARE, Act, Listener, Share, Turns
+from workers.supervisor.pages.turns import BURST_S, PERIOD_S, PROMPT_IN_A_ROW, SHARE, URGENT_SHARE, Act, HostQueues, Listener, Share, Turns
 
 
 class World:
@@ -71,6 +71,15 @@ def test_a_turn_runs_one_act_and_prompt_acts_overtake_patient_ones(world: World)
     first = PROMPT_IN_A_ROW + 1
     assert done[: 2 * first].count("patient") == 2
     assert done.index("patient") == 0 or done[PROMPT_IN_A_ROW] == "patient"
+
+
+def test_hosts_take_turns_and_a_host_that_is_named_keeps_its_place() -> None:
+    queues = HostQueues[int]()
+    for host, one in (("a", 1), ("a", 2), ("a", 3), ("b", 4), ("a", 5)):
+        queues.add(host, one)
+    assert queues.take("a") == ("a", 1)
+    assert [queues.take() for _ in range(4)] == [("a", 2), ("b", 4), ("a", 3), ("a", 5)]
+    assert not queues.counts()
 
 
 def test_the_acts_of_hosts_take_turns(world: World) -> None:
