@@ -88,8 +88,8 @@ SOURCES: Final = (*PATHS, *KERNEL_SOURCES, *KERNEL_HEADERS, ENTRY_SOURCE)  # the
 LEFT_OUT: Final[Mapping[str, str]] = {
     "epp.points.flow:SaturationDetector.stage_saturation": "a base of foreign plugins; called at most once per millisecond",
     "shm.fence:no_fence": "an empty function in the place of a fence, on machines that keep the order; tests replace it",
-    "shm.documents": "the version of a document is read once per snapshot of the endpoints, at most once per millisecond",
-    "workers.shared.documents": "the same; and it defines msgspec structs",
+    "shm.documents": "requests only compare versions, of objectives and rewrites if there can be any; 0.1 µs each",
+    "workers.shared.documents": "its views are read once per snapshot of the endpoints; and it defines msgspec structs",
     "workers.worker.plugin_work": "timers of plugins: inflight-load-producer sets at most one per 10 ms, for all requests together",
     "workers.worker.services:WorkerServices.after": "the same",
     "workers.worker.setup:WorkerParts.record": "called only until the supervisor records: for some milliseconds of a start",

@@ -177,12 +177,21 @@ class DocumentView(Generic[T]):
         self._reader = reader
         self._index = index
         self._decode = decode
+        self._words, self._at = reader.version_word(index)
+        self._tried = 0  # the version that a request has tried to read
         self.content = content
         self.version = 0
 
+    def look_once(self) -> None:
+        """Looks at each version once, so that a document that another program has overwritten does not slow each request down."""
+        version = self._words[self._at]
+        if version != self._tried:
+            self._tried = version
+            self.look()
+
     def look(self) -> bool:
         """Reads the document if it has changed. Returns whether it has changed."""
-        if self._reader.version(self._index) == self.version:
+        if self._words[self._at] == self.version:
             return False
         found = self._reader.read(self._index)
         if found is None or found[0] == self.version:

@@ -189,7 +189,7 @@ async def called(kind: Kind, folder: Path) -> set[str]:
             await requested(connection, kind)
         world.mark_all(State.FRESH)  # the recorded requests make a new snapshot, and read the saturation anew
         if shard.parts.flow is not None:
-            shard.flow.know(shard.parts.objectives.places)
+            shard.flow.know(shard.parts.objectives.content.places)
         with Called() as recorded:
             for _ in range(RECORDED):
                 await requested(connection, kind)

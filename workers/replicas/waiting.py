@@ -47,7 +47,7 @@ class Waiting:
             return None
         self._objectives.look()
         bands = []
-        for priority, place in self._objectives.places.items():
+        for priority, place in self._objectives.content.places.items():
             cell = self._flow.band(place)
             if cell.requests > 0:
                 bands.append(Band(priority, cell.requests, max(cell.bytes, 0)))
@@ -60,7 +60,7 @@ class Waiting:
     def show(self, flows: Iterable[Flow]) -> None:
         """Writes the sums of the requests that wait in other replicas, and the most important waiting band."""
         self._objectives.look()
-        places = self._objectives.places
+        places = self._objectives.content.places
         sums: dict[int, list[int]] = {place: [0, 0] for place in range(self._remote.schema.bands)}
         first, progress = None, 0
         for flow in flows:

@@ -109,32 +109,23 @@ class ObjectivesView(DocumentView[ObjectivesRecord]):
     """Reads the objectives document in a worker.
 
     A request that names an objective sees all documents that were published before the request. `changed` is called after each change of
-    `places`, which a request or the worker's heartbeat notices, so that flow control learns the change.
+    `content.places`, which a request or the worker's heartbeat notices, so that flow control learns the change.
     """
 
     def __init__(self, reader: DocumentReader, static: Collection[int], pool: int | None = None) -> None:
         """`pool`: the number of the pool with these objectives; None if the picker has one pool."""
         super().__init__(reader, objectives_of(pool), decode, ObjectivesRecord({}, first_places(static)))
-        self._words, self._at = reader.version_word(objectives_of(pool))
-        self._tried = 0  # the version that a request has tried to read
-        self._priorities: Mapping[str, int] = {}
-        self.places: Mapping[int, int] = self.content.places
         self.changed: Callable[[], object] = lambda: None
 
     def priority(self, objective: str) -> int | None:
         """Returns the priority of the objective, or None if the objective is unknown."""
-        version = self._words[self._at]
-        # once per version, because a document that another program has overwritten is slow to read
-        if version != self._tried:
-            self._tried = version
-            self.look()
-        return self._priorities.get(objective)
+        self.look_once()
+        return self.content.priorities.get(objective)
 
     def look(self) -> bool:
         """Reads the document if it has changed. Returns whether it has changed."""
         if not super().look():
             return False
-        self._priorities, self.places = self.content.priorities, self.content.places
         self.changed()
         return True
 

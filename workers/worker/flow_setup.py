@@ -52,7 +52,7 @@ def flow_control(
     probe = PoolProbe(pool.candidates, plan.detector, flow_areas)
     control = before
     if control is None:
-        peers = AreaPeers(flow_areas, areas, worker, objectives.places, wakeups=wakeups, now=now, remote=instance.memory.remote)
+        peers = AreaPeers(flow_areas, areas, worker, objectives.content.places, wakeups=wakeups, now=now, remote=instance.memory.remote)
         control = FlowControl(
             plan,
             probe,
@@ -64,10 +64,10 @@ def flow_control(
             policy_failed=policy_failed,
         )
     _prepare_evictions(instance, worker, control, objectives, series)
-    control.know(objectives.places)
+    control.know(objectives.content.places)
     if before is not None:
         before.use(plan, probe)
-        before.know(objectives.places)
+        before.know(objectives.content.places)
     _use_evictions(instance, control)
     return control
 

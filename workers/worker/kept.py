@@ -156,7 +156,7 @@ class PoolKept:
 
     def _bands_changed(self) -> None:
         if self.flow is not None:
-            self.flow.know(self.objectives.places)
+            self.flow.know(self.objectives.content.places)
 
 
 def log_decision(explained: Explanation) -> None:

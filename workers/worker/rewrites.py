@@ -14,10 +14,11 @@ from collections.abc import Callable
 
 import msgspec
 
+from compiled.classes import subclassed
 from epp.metrics.label_caps import LabelCaps
 from epp.metrics.request_series import MODEL_REWRITE_DECISIONS
 from epp.request.model_rewrite import Choice, Rules
-from shm.documents import DocumentReader
+from shm.documents import DocumentReader, DocumentView
 from shm.series import SeriesWriter
 from workers.shared.documents import rewrites_of
 
@@ -27,18 +28,15 @@ decode = msgspec.msgpack.Decoder(Rules).decode
 Rewriting = Callable[[str], str | None]
 
 
-class RewritesView:
-    """The rewrite rules as one worker sees them. Keeps the last version if the document cannot be read."""
+@subclassed
+class RewritesView(DocumentView[Rules]):
+    """Reads the rewrite rules in a worker."""
 
     def __init__(
         self, reader: DocumentReader, decisions: SeriesWriter, caps: LabelCaps, random: Callable[[], float], pool: int | None = None
     ) -> None:
         """`random` returns a number from [0, 1). `pool`: as for `ObjectivesView`."""
-        self._reader = reader
-        self._document = rewrites_of(pool)
-        self._words, self._at = reader.version_word(self._document)
-        self._tried = 0  # the version that a request has tried to read
-        self._version = 0
+        super().__init__(reader, rewrites_of(pool), decode, Rules())
         self._rewriting: Rewriting | None = None
         self._decisions = decisions
         self._decided = decisions.counter_at[MODEL_REWRITE_DECISIONS.name]
@@ -49,25 +47,18 @@ class RewritesView:
 
     def present(self) -> Rewriting | None:
         """Returns the present rules as a function, or None without rules. Called for each request."""
-        version = self._words[self._at]
-        # once per version, because a document that another program has overwritten is slow to read
-        if version != self._tried:
-            self._tried = version
-            self.look()
+        self.look_once()
         return self._rewriting
 
-    def look(self) -> None:
-        """Reads the document if it has changed."""
-        if self._words[self._at] == self._version:
-            return
-        latest = self._reader.read(self._document)
-        if latest is None or latest[0] == self._version:
-            return
-        self._version, blob = latest
-        rules = decode(blob)
+    def look(self) -> bool:
+        """Reads the document if it has changed. Returns whether it has changed."""
+        if not super().look():
+            return False
+        rules = self.content
         self._caps.pin(rules.names())
         self._exact, self._default = rules.by_model(), rules.others()
         self._rewriting = self._target if self._exact or self._default is not None else None
+        return True
 
     def _target(self, model: str) -> str | None:
         """Returns the model to request instead of `model`, or None if no rule matches."""

@@ -110,11 +110,11 @@ def test_workers_see_the_objectives_of_the_directory(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(objective("a", 4))
     view = ObjectivesView(documents.reader, (0,))
     assert view.priority("a") is None
-    assert view.places == {0: 0}
+    assert view.content.places == {0: 0}
     watch = documents.watch(tmp_path, reports, flow_areas())
     watch.start(successor=False)
     assert view.priority("a") == 4
-    assert view.places == {0: 0, 4: 1}
+    assert view.content.places == {0: 0, 4: 1}
     version = documents.reader.version(OBJECTIVES)
     watch.look()
     assert documents.reader.version(OBJECTIVES) == version
@@ -150,10 +150,10 @@ def test_a_successor_keeps_the_assigned_places(tmp_path: Path) -> None:
     (tmp_path / "b.yaml").unlink()
     view = ObjectivesView(documents.reader, (0,))
     view.look()
-    place = view.places[4]
+    place = view.content.places[4]
     documents.watch(tmp_path, reports, flow_areas()).start(successor=True)
     view.look()
-    assert view.places == {0: 0, 4: place}
+    assert view.content.places == {0: 0, 4: place}
 
 
 def test_priorities_without_a_place_are_reported_and_have_no_band(tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_priorities_without_a_place_are_reported_and_have_no_band(tmp_path: Path
     watch.look()
     view = ObjectivesView(documents.reader, (0,))
     view.look()
-    assert view.places.keys() == {0, 4, 3}
+    assert view.content.places.keys() == {0, 4, 3}
     assert view.priority("p1") == 1
     assert len(reports) == 1
     assert "wait in band 0 until a place of a band is free count=2 priorities=[2, 1] reason=all 3 places" in reports[0]

@@ -67,13 +67,14 @@ def test_a_model_without_a_rule_keeps_its_name() -> None:
 
 
 def test_a_version_is_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    world, decoded = World(), list[bytes]()
+    decoded = list[bytes]()
 
     def counted(blob: bytes) -> Rules:
         decoded.append(blob)
         return compiled(())
 
     monkeypatch.setattr(rewrites, "decode", counted)
+    world = World()
     world.view.look()
     world.write()
     for _ in range(3):

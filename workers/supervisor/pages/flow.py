@@ -49,7 +49,7 @@ class FlowFigures:
         oldest: list[Count] = []
         now = time.monotonic()
         self._objectives.look()
-        for priority, place in sorted(self._objectives.places.items(), reverse=True):
+        for priority, place in sorted(self._objectives.content.places.items(), reverse=True):
             band, cell = self._plan.band(priority), self._flow.band(place)
             labels = str(priority), self._pool
             requests.append((labels, cell.requests / band.max_requests))

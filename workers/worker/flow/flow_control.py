@@ -327,5 +327,5 @@ class GatePoolState:
         return int(np.add.reduce(counts))
 
     def _waits(self, priority: int) -> bool:
-        place = self._objectives.places.get(priority)
+        place = self._objectives.content.places.get(priority)
         return place is not None and self._waiting.band(place).requests > 0

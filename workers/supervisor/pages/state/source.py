@@ -320,7 +320,7 @@ class Source:
         if flow is None:
             return None
         self._objectives.look()
-        cells = [(priority, flow.band(place)) for priority, place in self._objectives.places.items()]
+        cells = [(priority, flow.band(place)) for priority, place in self._objectives.content.places.items()]
         if not cells:  # flow control is off
             return None
         return [
