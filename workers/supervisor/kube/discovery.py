@@ -49,9 +49,9 @@ class WantedPools(NamedTuple):
     """
 
     namespace: str
-    numbers: Collection[int] = (0,)
-    asks: bool = True
-    only: str | None = None
+    numbers: Collection[int]
+    asks: bool
+    only: str | None
 
 
 def fixed_pool(options: "Options") -> InferencePool | None:
@@ -92,7 +92,7 @@ class KubernetesDiscovery:
         *,
         apply: Callable[[Collection[EndpointSpec], int], None],
         state_changed: Callable[[str], None],
-        mismatch: Callable[[InferencePool], str] = lambda pool: "",
+        mismatch: Callable[[InferencePool], str],
         successor: bool,
     ) -> None:
         """`reflector` creates a Reflector of a resource, with the other arguments that are the same for all.

@@ -177,7 +177,7 @@ class Reflector(Generic[T]):
         decode: Callable[[bytes], T],
         changed: Callable[[ObjectChange[T]], None],
         report: Callable[..., None],
-        outage: Outage | None = None,
+        outage: Outage,
         expects: bool = False,
         rng: random.Random | None = None,
         cpu: Callable[[], float] = time.thread_time,
@@ -194,7 +194,7 @@ class Reflector(Generic[T]):
         self._selectors = {key: text for key, text in selectors.items() if text}
         self._known = Known(resource, decode, report, expects=expects, now=_now)
         self._changed = changed
-        self._outage = outage if outage is not None else Outage(report)
+        self._outage = outage
         self._rng = rng if rng is not None else random.Random()
         names = {"resource": str(resource), "namespace": resource.namespace}
         self._pace = WatchPace(partial(report, **names), cpu)

@@ -14,7 +14,7 @@ from tests.workers.supervisor.kube.fake import FakeApi
 from workers.supervisor.kube.api import Resource
 from workers.supervisor.kube.errors import Unreachable
 from workers.supervisor.kube.known import ObjectChange
-from workers.supervisor.kube.reflect import Reflector
+from workers.supervisor.kube.reflect import Outage, Reflector
 
 THINGS = Resource("example.com", "v1", "things", "space")
 AWAY = Unreachable("connection refused")
@@ -37,7 +37,14 @@ class Followed:
         self.changes: list[ObjectChange[str]] = []
         self.deletes: Counter[str] = Counter()
         self.reflector = Reflector(
-            api, THINGS, decode=decode, changed=self._changed, report=self.reports, expects=expects, rng=random.Random(7)
+            api,
+            THINGS,
+            decode=decode,
+            changed=self._changed,
+            report=self.reports,
+            outage=Outage(self.reports),
+            expects=expects,
+            rng=random.Random(7),
         )
 
     def _changed(self, change: ObjectChange[str]) -> None:

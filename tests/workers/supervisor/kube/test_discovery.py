@@ -157,7 +157,7 @@ def test_a_selector_needs_no_pool() -> None:
         assert len(world.names) == 8
         assert {selector for _, selector in world.api.requests} == {options.endpoint_selector}
 
-    scenario(main, pods_of=WantedPools("space", asks=False, only=""), fixed=fixed_pool(options))
+    scenario(main, pods_of=WantedPools("space", (0,), asks=False, only=""), fixed=fixed_pool(options))
     assert fixed_pool(Options(pool_name="p", pool_namespace="n")) is None
 
 

@@ -31,10 +31,11 @@ class World:
         self.endpoints: dict[int, set[str]] = {}
         self.discovery = KubernetesDiscovery(
             partial(Reflector, api, report=self.reports, outage=Outage(self.reports), cpu=float),
-            WantedPools("space", range(len(NAMES)), asks=not fixed),
+            WantedPools("space", range(len(NAMES)), asks=not fixed, only=None),
             self.choose,
             apply=self._apply,
             state_changed=self.states.append,
+            mismatch=lambda _: "",
             successor=successor,
         )
 

@@ -133,7 +133,8 @@ def test_failures_reduce_the_page_size() -> None:
 def test_a_core_resource_never_counts_as_not_installed() -> None:
     async def main() -> None:
         api = FakeApi()
-        reflector = Reflector(api, PODS, decode=decode, changed=lambda _: None, report=Reports())
+        reports = Reports()
+        reflector = Reflector(api, PODS, decode=decode, changed=lambda _: None, report=reports, outage=Outage(reports))
         task = asyncio.create_task(reflector.run())
         await elapse(3 * HOLD_S)
         assert (reflector.absent, reflector.synced) == (False, False)

@@ -17,7 +17,7 @@ from tests.workers.supervisor.kube.worlds import NO_WORK
 from workers.supervisor.kube.api import EMPTY, Resource
 from workers.supervisor.kube.object_kinds import OBJECTIVE, VERSION
 from workers.supervisor.kube.object_watch import decode
-from workers.supervisor.kube.reflect import Reflector
+from workers.supervisor.kube.reflect import Outage, Reflector
 
 GROUP = "llm-d.ai"
 OBJECTIVES = Resource(GROUP, VERSION, "inferenceobjectives", "ns")
@@ -68,6 +68,7 @@ class Followed:
             decode=lambda item: decode(OBJECTIVE, f"{GROUP}/{VERSION}", item),
             changed=self._changed,
             report=self.reports,
+            outage=Outage(self.reports),
             rng=random.Random(7),
             cpu=cpu,
         )

@@ -13,7 +13,7 @@ from workers.supervisor.kube.discovery import KubernetesDiscovery, WantedPools
 from workers.supervisor.kube.pool import InferencePool, protocol_mismatch
 from workers.supervisor.kube.reflect import Outage, Reflector
 
-BY_NAME = WantedPools("space", only="pool")
+BY_NAME = WantedPools("space", (0,), asks=True, only="pool")
 NO_WORK: Callable[[], float] = float  # a clock of CPU time that stands still
 APPLIED_S = 0.25  # an event must reach the table within this time
 Scenario = Callable[["World"], Awaitable[None]]
