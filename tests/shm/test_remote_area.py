@@ -22,7 +22,7 @@ def test_load_of_other_replicas_counts_only_while_it_is_fresh() -> None:
     areas.area(1).tokens[2] = 10
     remote.set(2, 4, 400)
     remote.heartbeat(100.0, replicas=2)
-    assert areas.inflight(SLOTS).tolist() == [0, 0, 1, 0, 0], "nobody has looked at the remote area yet"
+    assert areas.inflight(SLOTS).tolist() == [0, 0, 1, 0, 0], "no reader has looked at the remote area yet"
     areas.add_remote(100.0 + FRESH_S)
     assert areas.added is remote
     assert areas.inflight(SLOTS).tolist() == [0, 0, 5, 0, 0]

@@ -1,11 +1,11 @@
 """Precise prefix affinity: routes by the blocks that model servers report as cached. Servers without reports get the approximate match.
 
 The model servers publish their KV events. The kv-events process follows them and keeps an index of the blocks that each endpoint holds.
-`produce` looks up the prompt's tokens in that index, for the endpoints whose event stream has no gap (the followed ones). Other endpoints
-get the match of the approximate producer. Endpoints with unknown older blocks get the longer one of both matches. So a lost stream
-costs precision but no affinity. A server with several data-parallel ranks behind one address gets the approximate match, too: each rank
-has its own cache, and a request may reach any rank. If no token producer has emitted tokens, or if the request's model may be an adapter
-that no event has named, all endpoints get the approximate match, with the reason.
+`produce` looks up the prompt's tokens in that index, for the endpoints with an event stream without a gap (the followed ones). Other
+endpoints get the match of the approximate producer. Endpoints with unknown older blocks get the longer one of both matches. So a lost
+stream costs precision but no affinity. A server with several data-parallel ranks behind one address gets the approximate match, too: each
+rank has its own cache, and a request may reach any rank. If no token producer has emitted tokens, or if the request's model may be an
+adapter that no event has named, all endpoints get the approximate match, with the reason.
 """
 
 from collections.abc import Iterable, Sequence
