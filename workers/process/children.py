@@ -7,7 +7,6 @@ The metrics page reads these words. They are in unnamed memory, which children i
 
 import enum
 import mmap
-import os
 
 from shm.layout import WORD
 from workers.host.exit_codes import INTENDED, ExitCode
@@ -50,7 +49,6 @@ class Children:
         self._width = FIRST_CAUSE + len(EndCause)
         self._words = memoryview(mmap.mmap(-1, WORD * ordinals * self._width)).cast("q")
         self.ordinals = ordinals
-        self.parent_pid = os.getpid()
 
     def started(self, ordinal: int, pid: int) -> None:
         """In the parent: records that process `pid` has the ordinal."""

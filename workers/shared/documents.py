@@ -227,7 +227,7 @@ class AssignedView(DocumentView[PlacedPools]):
     def __init__(self, reader: DocumentReader, places: int) -> None:
         """`places`: how many there are."""
         super().__init__(reader, assigned_of(places), _decode_placed, NONE_PLACED)
-        self._found = places > 0 and len(reader.schema.capacities) > assigned_of(places)
+        self._found = places > 0
 
     def names(self) -> PlacedPools | None:
         """Returns all names if any has changed since the last call, else None."""

@@ -249,8 +249,9 @@ def _scraper(pool: Instance, sink: Sink, known: Shared[Scraper]) -> Scraper:
     source, inflight = sources.scraped[0], pool.memory.areas.slot_load
     tls = pool.credentials.scrape_tls[source.name]
     key = type(source), source.params, sources.pacing, sources.scrapes, tls, id(sink)
-    create = functools.partial(scraper_of, source, asyncio.get_running_loop(), pacing=sources.pacing, scrapes=sources.scrapes)
-    return known.of(key, lambda: create(tls=tls, inflight=inflight, sink=sink))
+    loop, pacing, scrapes = asyncio.get_running_loop(), sources.pacing, sources.scrapes
+    create = functools.partial(scraper_of, source, loop, pacing=pacing, scrapes=scrapes, tls=tls, inflight=inflight, sink=sink)
+    return known.of(key, create)
 
 
 def _by_configuration(instance: Instance, made: Callable[[Instance], M]) -> list[M]:

@@ -20,7 +20,7 @@ from workers.supervisor.kube.object_kinds import Found, PoolName
 from workers.supervisor.objects_watch import NOTHING, ObjectsWatch, flow_areas, objects_watch, pool_name
 
 READ_TRIES_MAX: Final = 3
-RETRY_S: Final = 1.0  # how often to look for places while a band waits or may begin to wait
+RETRY_S: Final = 1.0  # how often to look for places while a band waits
 
 Changed = Callable[[Found, bool], None]
 
@@ -86,7 +86,7 @@ class PoolsObjects:
         async with changes([folder.path] if folder is not None else []) as next_change:
             while True:
                 waits = any(watch.waits for _, watch in self._watches.values())
-                await next_change(RETRY_S if folder is None or waits else LOOK_EVERY_S)
+                await next_change(RETRY_S if waits else LOOK_EVERY_S)
                 if folder is not None:
                     await self._follow(folder)
                 for _, watch in self._watches.values():

@@ -229,7 +229,7 @@ class PagePort:
             kv_events=kv_figures_of(instance),
             latency=self._shown.latency,
             replicas=self._shown.exchange,
-            processes=ProcessFigures.of(instance),
+            processes=ProcessFigures(instance),
             signals=self._shown.signals.shown if self._shown.signals is not None else None,
         )
         return MetricsPage(

@@ -3,9 +3,8 @@
 from collections.abc import Callable, Iterator
 
 from epp.metrics.computed import CERTIFICATE_EXPIRY, PROCESS_CPU, PROCESS_EXITS, PROCESS_MEMORY, SUPERVISOR_STARTS, Count, Counts
-from shm.areas import SUPERVISOR_AREA, Areas
+from shm.areas import SUPERVISOR_AREA
 from workers.host.proc import ProcessUse, process_use
-from workers.process.children import Children
 from workers.process.instance import Instance
 from workers.process.layout import CERTIFICATE_UNTIL
 from workers.process.restart import child_name
@@ -16,30 +15,14 @@ PARENT = "parent"
 class ProcessFigures:
     """Reads the figures from what the parent records of children, from /proc, and from the areas."""
 
-    def __init__(
-        self,
-        areas: Areas,
-        children: Children,
-        *,
-        metrics_certificate: Callable[[], float] | None = None,
-        use: Callable[[int], ProcessUse | None] = process_use,
-    ) -> None:
-        """`metrics_certificate`: returns the end of the metrics port's certificate in seconds since the epoch; None without TLS.
-
-        `use(pid)` returns the memory and the CPU time of a process, or None if the process is gone.
-        """
-        self._areas = areas
-        self._children = children
-        self._metrics_certificate = metrics_certificate
+    def __init__(self, instance: Instance, use: Callable[[int], ProcessUse | None] = process_use) -> None:
+        """`use(pid)` returns the memory and the CPU time of a process, or None if the process is gone."""
+        self._areas = instance.memory.areas
+        self._children = instance.children
+        self._parent_pid = instance.parent_pid
+        self._metrics_port = instance.credentials.metrics
         self._use = use
         self._cpu_s: dict[str, float] = {}  # process name -> CPU time on the last page
-
-    @classmethod
-    def of(cls, instance: Instance) -> "ProcessFigures":
-        """Returns the figures of a running instance."""
-        metrics = instance.credentials.metrics
-        until = None if metrics is None else lambda: metrics.valid_until
-        return cls(instance.memory.areas, instance.children, metrics_certificate=until)
 
     def families(self) -> Iterator[Counts]:
         """Yields each metric with its label names and rows."""
@@ -48,7 +31,7 @@ class ProcessFigures:
         memory: list[Count] = []
         cpu: list[Count] = []
         exits: list[Count] = []
-        self._add_use(PARENT, children.parent_pid, 0.0, memory, cpu)
+        self._add_use(PARENT, self._parent_pid, 0.0, memory, cpu)
         for ordinal in range(children.ordinals):
             ends, pid = children.ends(ordinal), children.pid(ordinal)
             if not pid and not any(ends.values()):
@@ -76,5 +59,5 @@ class ProcessFigures:
         # The earliest end counts, because a worker that cannot read the new files still shows the old certificate.
         if ends := [until[ordinal] for ordinal in range(1, len(until)) if until[ordinal] and areas.serving(ordinal)]:
             yield ("ext_proc",), min(ends)
-        if self._metrics_certificate is not None:
-            yield ("metrics",), self._metrics_certificate()
+        if self._metrics_port is not None:
+            yield ("metrics",), self._metrics_port.valid_until

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -24,14 +25,15 @@ def instance(tmp_path: Path) -> Iterator[Instance]:
 
 
 def world(instance: Instance, uses: dict[int, ProcessUse]) -> World:
-    figures = ProcessFigures(instance.memory.areas, instance.children, metrics_certificate=lambda: UNTIL + 7.0, use=uses.get)
+    instance.credentials = instance.credentials._replace(metrics=SimpleNamespace(valid_until=UNTIL + 7.0))
+    figures = ProcessFigures(instance, uses.get)
     return World(instance, sections=Sections(processes=figures))
 
 
 def test_each_process_shows_its_memory_and_its_cpu_time(instance: Instance) -> None:
     instance.children.started(0, 50)
     instance.children.started(2, 52)
-    parent = instance.children.parent_pid
+    parent = instance.parent_pid
     page = world(instance, {parent: ProcessUse(10, 0.5), 50: ProcessUse(20, 1.5), 52: ProcessUse(30, 2.5)})
     for process, memory, cpu in (("parent", 10, 0.5), ("supervisor", 20, 1.5), ("worker 1", 30, 2.5)):
         assert page.value("process_resident_memory_bytes", process=process) == memory

@@ -53,7 +53,7 @@ class StateParts:
         self._recent = recent
         self._told = told
         self._tenants = tenants
-        self._processes = ProcessFigures.of(instance)
+        self._processes = ProcessFigures(instance)
         self._pools = [pool for pool in instance.pools if pool.options.pool_name] if instance.pool_names else []  # without empty places
         self._flows: dict[str, FlowFigures] = {}  # by the name of the pool
 
