@@ -1,4 +1,7 @@
-"""The rows of an outlook (`compiled.kernels.latency_reference.first_tokens`), as constants that compiled code need not look up."""
+"""The rows of an outlook (`compiled.kernels.latency_reference.first_tokens`), and the cells of prompt starts.
+
+They are constants that compiled code need not look up.
+"""
 
 from typing import Final
 
@@ -9,3 +12,10 @@ AHEAD: Final = 3
 ELAPSED: Final = 4
 LOAD: Final = 5
 MEMORY: Final = 6
+
+# The cells that a worker has for each slot in `shm.prefills.PromptStarts`. START: since when the endpoint works on the prompt at its front.
+# SEEN: the start after which the worker has sent prompts there. LATE: the tokens of these prompts
+START: Final = 0
+SEEN: Final = 1
+LATE: Final = 2
+CELLS: Final = 3

@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from compiled import calls
+from compiled.outlook import CELLS, START
 from shm.layout import ROW_ALIGNMENT, WORD, Layout, aligned
 from shm.segment import Floats, Region
 
@@ -32,7 +33,6 @@ LEAST_BLOCKS: Final = 4
 MOST_BLOCKS: Final = 1 << 15
 GROWTH: Final = 1.25
 FOUND_MAX: Final = 16
-CELLS: Final = 3  # cells of a worker for each slot, in `PromptStarts`
 
 MARKS: Final = 6  # the words of a record before its marks
 
@@ -118,14 +118,13 @@ class StartsSchema(Layout):
 class PromptStarts:
     """Since when each endpoint computes its first prompt without a token: a start per slot, in monotonic seconds; 0 if not known.
 
-    Further cells per slot: the start after which this worker has sent prompts to the endpoint, and their tokens. Writes one row, reads all.
-
-    `own`: the starts of worker `index`, one per slot. `rows`: all cells, shape (workers, CELLS, slots), padded to whole cache lines. The
-    newest start of a slot counts. So the row of a worker that has ended does no harm, and nothing is ever cleared.
+    Writes one row, reads all. `own`: the starts of worker `index`, one per slot. `rows`: all cells (`compiled.outlook`), shape (workers,
+    CELLS, slots), padded to whole cache lines. The newest start of a slot counts. So the row of a worker that has ended does no harm, and
+    nothing is ever cleared.
     """
 
     def __init__(self, schema: StartsSchema, region: Region, index: int) -> None:
         rows: Floats = region.array(np.float64, 0, (schema.workers, CELLS, schema.cells_bytes // WORD))
         self.rows = rows
         self.index = index
-        self.own: Floats = rows[index, 0, : schema.slots]
+        self.own: Floats = rows[index, START, : schema.slots]

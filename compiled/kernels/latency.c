@@ -97,7 +97,7 @@ static void delay_later(const double *p, double *made, npy_intp n) {
     for (npy_intp i = 0; i < n; i++) made[COSTS * n + i] += later * p[REST] * larger(0.0, made[TOKENS * n + i] - p[LONG]) / THOUSAND;
 }
 
-enum { START, SEEN, LATE, CELLS };
+enum { START, SEEN, LATE, CELLS }; /* as in compiled.outlook */
 
 /* Returns a cell of a worker and a slot. `starts`: shape (workers, CELLS, slots). */
 static double *start_cell(PyArrayObject *starts, npy_intp worker, int cell, npy_intp slot) {
@@ -155,7 +155,7 @@ KERNEL(first_tokens) {
                                      args[9], args[10], args[11], args[12], args[13], args[14], args[15]};
     double now = PyFloat_AsDouble(args[4]), prompt = PyFloat_AsDouble(args[6]), each = PyFloat_AsDouble(args[8]);
     if (PyErr_Occurred()) return NULL;
-    PyArrayObject *a[ARRAYS] = {NULL}, *made = NULL, *starts = starts_of(args[3], 0, "first_tokens: starts");
+    PyArrayObject *a[ARRAYS] = {NULL}, *made = NULL, *starts = starts_of(args[3], 0, "first_tokens");
     if (starts == NULL) return NULL;
     for (int i = 0; i < ARRAYS; i++) {
         if (i == HELD && given[i] == Py_None) continue;

@@ -8,13 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compiled.kernels.reference import fewest, waiting
-from compiled.outlook import AHEAD, COSTS, UNCACHED
+from compiled.outlook import AHEAD, CELLS, COSTS, LATE, SEEN, START, UNCACHED
 
 Floats = NDArray[np.float64]
 
 THOUSAND: Final = 1000.0
 INSTANT: Final = 1e-12  # seconds per 1000 tokens; an endpoint that computes faster computes at once, and no time divides by it
-START, SEEN, LATE, CELLS = range(4)
 NEARLY: Final = 0.01  # so that no time divides by the free share of endpoints that are all busy
 # What `first_tokens` gets, in this order: coefficients, and what else is the same for all endpoints.
 PARAMETERS: Final = (
@@ -55,14 +54,13 @@ def first_tokens(
     until the KV cache has room. `compiled.outlook` names these rows.
 
     `parameters`: PARAMETERS. `speeds`, `limits`: a value per slot; slots beyond their ends have the usual ones. `starts`, shape (workers,
-    3, slots): since when each endpoint works on the prompts at the front (the newest counts, and 0 is not known), and what `follow` adds.
-    Then it computes only prompts that were there; with a `crowded` KV cache, it may have waited for memory. Per candidate: `slots`;
+    CELLS, slots): since when each endpoint works on the prompts at the front (the newest counts, and 0 is not known), and what `follow`
+    adds. Then it computes only prompts that were there; with a `crowded` KV cache, it may have waited for memory. Per candidate: `slots`;
     `held`: blocks of the prompt that it has cached, None: nowhere; `ahead`: tokens in flight; `inflight`, `before`: requests in flight now
     and at the last scrape; `running`, `waiting`: what that scrape found; `usage`: the taken part of the KV cache; `room`: how many tokens
-    that holds, 0: not known. Raises ValueError if they differ in length.
+    that holds, 0: not known. Raises ValueError if they differ in length, and TypeError for starts of another kind.
     """
-    if starts.ndim != 3 or starts.shape[1] != CELLS:
-        raise ValueError(f"first_tokens: starts have {CELLS} cells")
+    _check(starts, False, "first_tokens")
     lengths = {len(column) for column in (slots, ahead, inflight, before, running, waiting, usage, room, slots if held is None else held)}
     if len(lengths) > 1 or len(speeds) != len(limits) or len(parameters) != len(PARAMETERS):
         raise ValueError("first_tokens: the arrays differ in length")
@@ -110,9 +108,9 @@ def first_tokens(
 def follow(starts: Floats, worker: int, slot: int, tokens: float) -> None:
     """Adds to a worker's cells that a prompt of so many tokens was sent to an endpoint after the newest start there.
 
-    `starts`: as of `first_tokens`; cells START, SEEN (the start after which the worker has sent prompts), LATE (their tokens). Raises
-    IndexError.
+    `starts`: as of `first_tokens`. Raises IndexError, and what `first_tokens` raises for other arrays.
     """
+    _check(starts, True, "follow")
     if not (0 <= worker < starts.shape[0] and 0 <= slot < starts.shape[2]):
         raise IndexError(f"follow: there is no cell {worker}, {slot}")
     begun = _newest(starts, slot)
@@ -120,6 +118,15 @@ def follow(starts: Floats, worker: int, slot: int, tokens: float) -> None:
         starts[worker, LATE, slot] = 0.0
         starts[worker, SEEN, slot] = begun
     starts[worker, LATE, slot] += tokens
+
+
+def _check(starts: Floats, written: bool, name: str) -> None:
+    """Raises TypeError or ValueError for an array that cannot have prompt starts."""
+    fits = isinstance(starts, np.ndarray) and starts.dtype == np.float64 and starts.ndim == 3
+    if not fits or not (starts.flags.carray if written else starts.flags.c_contiguous):
+        raise TypeError(f"{name}: a kernel needs a contiguous{' writable' if written else ''} array of its own type and dimensions")
+    if starts.shape[1] != CELLS:
+        raise ValueError(f"{name}: starts have {CELLS} cells")
 
 
 def _newest(starts: Floats, slot: int) -> float:

@@ -3,6 +3,7 @@
 import numpy as np
 
 from compiled import calls
+from compiled.outlook import CELLS, START
 from epp.learning.model import FirstToken, Floats, LatencyModel
 
 
@@ -11,7 +12,7 @@ class LocalLearning:
 
     def __init__(self) -> None:
         self._model = LatencyModel()
-        self._starts = np.zeros((1, 3, 64))
+        self._starts = np.zeros((1, CELLS, 64))
 
     def model(self) -> LatencyModel:
         return self._model
@@ -21,7 +22,7 @@ class LocalLearning:
 
     def begins(self, slot: int, now: float) -> None:
         self._reach(slot)
-        self._starts[0, 0, slot] = max(now, self._starts[0, 0, slot])
+        self._starts[0, START, slot] = max(now, self._starts[0, START, slot])
 
     def follows(self, slot: int, tokens: float) -> None:
         self._reach(slot)

@@ -59,6 +59,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compiled import calls
+from compiled.outlook import CELLS, START, TIMES
 from epp.learning.endpoint import ERROR_BOUNDS, ERROR_FIRST, EndpointModel
 from epp.learning.least_squares import LeastSquares
 from epp.learning.speed import LOG_MAX
@@ -238,13 +239,13 @@ class LatencyModel:
     def first_token_s(self, slot: int, tokens: float, ahead: float, elapsed: float, load: float, now: float) -> float:
         """Predicts the time to the first token at one endpoint."""
         table, none = self._tabulated(now), np.zeros(1)
-        starts = np.zeros((1, 3, slot + 1))
-        starts[0, 0, slot] = 1.0
+        starts = np.zeros((1, CELLS, slot + 1))
+        starts[0, START, slot] = 1.0
         found = calls.first_tokens(
             table.parameters, table.speeds, table.limits, starts, 1.0 + elapsed, np.array([slot]), tokens, None, 0.0,
             np.array([ahead]), np.array([load]), np.array([load]), none, none, none, none,
         )  # fmt: skip
-        return float(found[0, 0])
+        return float(found[TIMES, 0])
 
     def alone_s(self, slot: int, tokens: float, now: float) -> float:
         """Predicts the time to the first token at an endpoint without other requests. `tokens`: prompt tokens to compute."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from compiled import calls
+from compiled.outlook import CELLS, START
 from epp.learning import state
 from epp.learning.model import FirstToken, Floats, LatencyModel
 from tests.bench.routing_traffic import SERVERS
@@ -30,7 +31,7 @@ class SharedLearning:
         self._now = 0.0
         self._samples: deque[tuple[float, Callable[[], object]]] = deque()
         self._scraped: dict[int, tuple[float, float, float]] = {}  # slot -> running, waiting, KV usage, since the last look
-        self._starts = np.zeros((1, 3, servers))
+        self._starts = np.zeros((1, CELLS, servers))
 
     def model(self) -> LatencyModel:
         return self._published
@@ -39,7 +40,7 @@ class SharedLearning:
         return self._starts
 
     def begins(self, slot: int, now: float) -> None:
-        self._starts[0, 0, slot] = max(now, self._starts[0, 0, slot])
+        self._starts[0, START, slot] = max(now, self._starts[0, START, slot])
 
     def follows(self, slot: int, tokens: float) -> None:
         calls.follow(self._starts, 0, slot, tokens)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from compiled import kernels
 from compiled.kernels import latency_reference as reference
+from compiled.outlook import CELLS, START
 
 native_only = pytest.mark.skipif(not kernels.NATIVE, reason="the kernels in C are not built")
 
@@ -39,7 +40,9 @@ def arguments(draw: st.DrawFn) -> list[Any]:
     parameters += [draw(st.floats(0.0, 4.0)), draw(st.sampled_from([0.0, 2048.0])), draw(st.floats(0.0, 2.0)), draw(st.floats(0.0, 1.0))]
     speeds = np.array([draw(POSITIVE) for _ in range(3)] * (SLOTS // 4))
     limits = np.array([draw(st.sampled_from([0.0, 1.0, 8.0, 256.0])) for _ in range(len(speeds))])
-    starts = np.array([rng.choice([0.0, 5.0, 99.0, 101.0]) for _ in range(draw(st.integers(1, 3)) * 3 * SLOTS)]).reshape(-1, 3, SLOTS)
+    starts = np.array([rng.choice([0.0, 5.0, 99.0, 101.0]) for _ in range(draw(st.integers(1, 3)) * CELLS * SLOTS)]).reshape(
+        -1, CELLS, SLOTS
+    )
     slots = np.array([rng.randrange(2 * SLOTS) for _ in range(size)], dtype=np.intp)
     held = draw(st.booleans())
     return [
@@ -65,13 +68,43 @@ def test_follow_writes_what_the_reference_writes(steps: list[tuple[int, int, boo
         refused = []
         for follow, starts in ((kernels.follow, first), (reference.follow, second)):
             if begins and worker >= 0 and worker < 2 and 0 <= slot < 3:
-                starts[worker, 0, slot] = now
+                starts[worker, START, slot] = now
             try:
                 follow(starts, worker, slot, tokens)
             except IndexError as problem:
                 refused.append(str(problem))
         assert len(refused) in (0, 2) and len(set(refused)) <= 1
         same(first, second)
+
+
+READ_ONLY = np.zeros((2, CELLS, 3))
+READ_ONLY.flags.writeable = False
+
+
+@native_only
+@pytest.mark.parametrize(
+    ("starts", "problem"),
+    [
+        (np.zeros((2, CELLS + 1, 3)), ValueError),
+        (np.zeros((CELLS, 3)), TypeError),
+        (np.zeros((2, CELLS, 3), dtype=np.float32), TypeError),
+        (np.zeros((2, CELLS, 6))[:, :, ::2], TypeError),
+        ([[[0.0] * 3] * CELLS], TypeError),
+        (READ_ONLY, TypeError),
+    ],
+)
+def test_starts_of_another_kind_are_refused_as_the_reference_refuses_them(starts: Any, problem: type[Exception]) -> None:
+    n = np.zeros(2)
+    given_ = [np.ones(len(reference.PARAMETERS)), n, n, starts, 1.0, np.array([0, 1]), 1.0, None, 0.0, n, n, n, n, n, n, n]
+    follows: list[Any] = [(module.follow, (starts, 0, 1, 5.0)) for module in (kernels, reference)]
+    outlooks: list[Any] = [(module.first_tokens, given_) for module in (kernels, reference)]
+    for both in (follows, outlooks) if starts is not READ_ONLY else (follows,):
+        texts = []
+        for kernel, arguments_ in both:
+            with pytest.raises(problem) as raised:
+                kernel(*arguments_)
+            texts.append(str(raised.value))
+        assert texts[0] == texts[1]
 
 
 @native_only

@@ -2,7 +2,8 @@
 
 import pytest
 
-from shm.prefills import CELLS, PromptStarts, StartsSchema
+from compiled.outlook import CELLS, START
+from shm.prefills import PromptStarts, StartsSchema
 from shm.segment import Region
 
 SCHEMA = StartsSchema(5, 3)
@@ -15,7 +16,7 @@ def test_the_newest_start_of_a_slot_counts_whichever_worker_saw_it() -> None:
     workers[2].own[1] = 9.0
     workers[1].own[4] = 3.0
     for worker in workers:
-        assert worker.rows.max(axis=0)[0, :5].tolist() == [0.0, 9.0, 0.0, 0.0, 3.0]
+        assert worker.rows.max(axis=0)[START, :5].tolist() == [0.0, 9.0, 0.0, 0.0, 3.0]
 
 
 def test_rows_do_not_share_cache_lines() -> None:
