@@ -130,7 +130,7 @@ class FlowController:
                 raise Undispatched(outcomes.REJECTED_FAULT, detail=f"an item of {size} bytes")
             demands = self._make_room(band, size, now)
         except Undispatched as refusal:
-            self._observer.ended(key, refusal.outcome, 0.0, size)
+            self._observer.ended(key, refusal.ending.outcome, 0.0, size)
             raise
         flow = self._registry.lease(key)
         entry = Entry(item, flow, now)

@@ -54,4 +54,3 @@ class Undispatched(Refused):
     def __init__(self, ending: Ending, retry_after_s: int = 0, detail: str = "") -> None:
         super().__init__(ending.cause, f"{ending.chain}: {detail}" if detail else ending.chain, retry_after_s)
         self.ending = ending
-        self.outcome = ending.outcome

@@ -42,17 +42,17 @@ class Metric(NamedTuple):
 
 
 def counter(name: str, help: str, *labels: str) -> Metric:
-    """Declares a counter of the picker."""
+    """Declares a counter."""
     return Metric(name, "counter", help, labels=labels)
 
 
-def gauge(name: str, help: str, *labels: str) -> Metric:
-    """Declares a gauge of the picker."""
-    return Metric(name, "gauge", help, labels=labels)
+def gauge(name: str, help: str, *labels: str, over_workers: Literal["sum", "mean"] = "sum") -> Metric:
+    """Declares a gauge."""
+    return Metric(name, "gauge", help, labels=labels, over_workers=over_workers)
 
 
 def histogram(name: str, help: str, buckets: tuple[float, ...]) -> Metric:
-    """Declares a histogram of the picker."""
+    """Declares a histogram."""
     return Metric(name, "histogram", help, buckets)
 
 

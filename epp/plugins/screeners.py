@@ -17,25 +17,20 @@ import numpy as np
 from epp.candidates import Candidates, Endpoint, EndpointList, Mask, Snapshot
 from epp.decision.decision import Decision, Response
 from epp.endpoints.label_selectors import parse
-from epp.metrics import Metric
+from epp.metrics import counter, gauge
 from epp.plugin import Count, Gauge, ResponseReceived, Screener, Services, plugin
 from epp.request import Request
 
 REVISION_LABEL = "disaggregatedset.x-k8s.io/revision"
 ROLE_LABEL = "disaggregatedset.x-k8s.io/role"
 
-NO_MATCH = Metric(
-    "disaggregatedset_strict_header_no_match_total",
-    "counter",
-    "Requests with a strict header that no endpoint matched.",
-    labels=("selector",),
-)
+NO_MATCH = counter("disaggregatedset_strict_header_no_match_total", "Requests with a strict header that no endpoint matched.", "selector")
 
-SHARE = Metric(
+SHARE = gauge(
     "disaggregatedset_revision_gating_share",
-    "gauge",
     "Share of requests that each revision gets; 0 while it lacks a role.",
-    labels=("mode", "revision"),
+    "mode",
+    "revision",
     over_workers="mean",
 )
 

@@ -18,16 +18,16 @@ from typing import Any, Literal
 from epp.candidates import Candidates, Mask
 from epp.data import Column
 from epp.errors import PluginFault, ProducerFailed, blame
-from epp.metrics import Metric
+from epp.metrics import Metric, counter
 from epp.plugin import Plugin, Services, Waiting, foreign
 from epp.points.instrument import CLIPPED, RESULT_CHECKS, C, Point, Wrap
 from epp.request import Request
 
-VIOLATIONS = Metric(
+VIOLATIONS = counter(
     "plugin_data_scope_violations_total",
-    "counter",
     "Refused reads and writes of request data that the plugin does not declare.",
-    labels=("extension_point", "access"),
+    "extension_point",
+    "access",
 )
 
 Access = Literal["read", "write"]

@@ -168,7 +168,7 @@ class FlowFleet:
         assert caller is not None
         caller.step()
         if caller.error is not None:
-            self._end(waiter, 429, caller.error.outcome.value)
+            self._end(waiter, 429, caller.error.ending.outcome.value)
         elif caller.ended is not None:
             self._place(waiter)
         else:

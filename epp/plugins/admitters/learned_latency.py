@@ -14,7 +14,7 @@ from epp.errors import Cause, ProducerFailed, Refused
 from epp.learning.costs import LearnedCosts, learned_costs
 from epp.learning.latency import TPOT_HEADERS, TTFT_HEADERS, objective_ms
 from epp.learning.margin import Expected, Margin
-from epp.metrics import Metric
+from epp.metrics import counter, gauge
 from epp.plugin import Admitter, Filter, PreRequest, Profile, ResponseComplete, ResponseStreaming, Services, Waiting, plugin
 from epp.request import Request
 
@@ -24,22 +24,17 @@ HOLD_MIN_S = 0.005
 RETRY_S_MAX = 60
 ADMITTED, HELD, REFUSED, PASSED = "admitted", "held", "refused", "passed"
 
-DECISIONS = Metric(
+DECISIONS = counter(
     "objective_admission_total",
-    "counter",
     "Requests with a latency objective, by what became of them: admitted (an endpoint is predicted to meet it), held (counted once for "
     "each hold), refused, passed (no endpoint is predicted to meet it, and the parameter `otherwise` lets it pass).",
-    labels=("outcome",),
+    "outcome",
 )
-ANSWERS = Metric(
-    "objective_first_tokens_total",
-    "counter",
-    "First tokens of admitted requests with an objective for them, by whether they met it.",
-    labels=("outcome",),
+ANSWERS = counter(
+    "objective_first_tokens_total", "First tokens of admitted requests with an objective for them, by whether they met it.", "outcome"
 )
-MARGIN = Metric(
+MARGIN = gauge(
     "objective_admission_margin_ratio",
-    "gauge",
     "By how much predictions are multiplied before they are compared with an objective. It is learned from the predictions' errors.",
     over_workers="mean",
 )

@@ -30,7 +30,7 @@ import numpy as np
 from epp.candidates import Floats
 from epp.data import Datum
 from epp.decision.decision import Decision, Response
-from epp.metrics import Metric
+from epp.metrics import gauge
 from epp.plugin import FairnessPolicy, Gauge, PreRequest, ResponseComplete, Services, plugin
 from epp.plugins.fairness._turn_priority import Depths, Session
 from epp.request import Request
@@ -47,22 +47,19 @@ TURN_PRIORITY = "turn-priority"
 HALVINGS_MAX = 32.0  # the scale restarts after this many half-lives, so that its numbers stay in range
 ROUNDING = 1e-9  # two services are equal if they differ by less than this share
 
-AVERAGE_WAIT = Metric(
+AVERAGE_WAIT = gauge(
     "program_aware_avg_wait_time_milliseconds",
-    "gauge",
     "Mean time that the requests of a program have waited in flow control.",
-    labels=("program_id",),
+    "program_id",
     over_workers="mean",
 )
-SERVICE = Metric(
+SERVICE = gauge(
     "program_aware_attained_service_tokens",
-    "gauge",
     "Tokens that a program recently received: input + 2 x output, fading with the half-life.",
-    labels=("program_id",),
+    "program_id",
 )
-FAIRNESS = Metric(
+FAIRNESS = gauge(
     "program_aware_jains_fairness_index",
-    "gauge",
     "Jain's index of the mean waits of all programs: 1 if all are equal, 1/n if one of n has all.",
     over_workers="mean",
 )

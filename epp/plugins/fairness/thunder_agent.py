@@ -18,7 +18,7 @@ import numpy as np
 from epp.candidates import Candidates, Endpoint, EndpointList, Floats, Scores, Snapshot
 from epp.data import CACHE_TOKENS, Datum
 from epp.decision.decision import Decision, Response
-from epp.metrics import Metric
+from epp.metrics import counter, gauge
 from epp.plugin import Count, FairnessPolicy, Gauge, PreRequest, Profile, ResponseComplete, SaturationDetector, Scorer, Services, plugin
 from epp.plugins.fairness._programs import CLASSES, Pod, PodKey, Programs
 from epp.plugins.fairness._turns import Turns
@@ -30,16 +30,16 @@ SHOW_EVERY_S = 1.0
 HELD_S = 1.0  # seconds; a request that waited for at least this long counts as held back
 CAPACITY_TOKENS = 4_194_304
 
-HOLDS = Metric("thunder_agent_holds_total", "counter", "Turns that had to wait for a second or more.", labels=("class",))
-RELEASES = Metric("thunder_agent_releases_total", "counter", "Turns of programs.", labels=("class",))
-STARVED = Metric("thunder_agent_starvation_promotions_total", "counter", "Turns that came because a request had waited for too long.")
-REBINDS = Metric("thunder_agent_rebinds_total", "counter", "Turns that moved a program to another endpoint.")
-SHEDS = Metric("thunder_agent_sheds_total", "counter", "Idle programs that lost their room at a full endpoint.")
-FINALS = Metric("thunder_agent_session_final_releases_total", "counter", "Programs that announced their last turn.")
-EVICTIONS = Metric("thunder_agent_ttl_evictions_total", "counter", "Programs that were idle for too long.")
-PROGRAMS = Metric("thunder_agent_programs", "gauge", "Programs with and without an endpoint.", labels=("state",))
-UTILIZATION = Metric("thunder_agent_pod_utilization", "gauge", "Tokens of programs, as a share of the KV cache.", labels=("pod",))
-CAPACITY = Metric("thunder_agent_pod_capacity_tokens", "gauge", "Size of the KV cache in tokens.", labels=("pod", "source"))
+HOLDS = counter("thunder_agent_holds_total", "Turns that had to wait for a second or more.", "class")
+RELEASES = counter("thunder_agent_releases_total", "Turns of programs.", "class")
+STARVED = counter("thunder_agent_starvation_promotions_total", "Turns that came because a request had waited for too long.")
+REBINDS = counter("thunder_agent_rebinds_total", "Turns that moved a program to another endpoint.")
+SHEDS = counter("thunder_agent_sheds_total", "Idle programs that lost their room at a full endpoint.")
+FINALS = counter("thunder_agent_session_final_releases_total", "Programs that announced their last turn.")
+EVICTIONS = counter("thunder_agent_ttl_evictions_total", "Programs that were idle for too long.")
+PROGRAMS = gauge("thunder_agent_programs", "Programs with and without an endpoint.", "state")
+UTILIZATION = gauge("thunder_agent_pod_utilization", "Tokens of programs, as a share of the KV cache.", "pod")
+CAPACITY = gauge("thunder_agent_pod_capacity_tokens", "Size of the KV cache in tokens.", "pod", "source")
 
 NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 Positive = Annotated[float, msgspec.Meta(gt=0)]

@@ -9,7 +9,7 @@ import numpy as np
 from epp.candidates import Candidates, Floats, Mask
 from epp.data import INFLIGHT_TOKENS
 from epp.learning.latency import latency_predictions
-from epp.metrics import Metric
+from epp.metrics import counter
 from epp.plugin import Count, Filter, Profile, Services, plugin
 from epp.points.parameters import tuned
 from epp.prefix.match import APPROXIMATE, FollowsMatches, prefix_match
@@ -42,11 +42,10 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
     in_flight_load_producer_name: str = ""
 
 
-DECISIONS = Metric(
+DECISIONS = counter(
     "prefix_cache_affinity_filter_decisions_total",
-    "counter",
     "Decisions: sticky, or why all endpoints stayed (no_match, load_override, exploration, not_applicable).",
-    labels=("outcome",),
+    "outcome",
 )
 
 

@@ -22,7 +22,7 @@ from typing import ClassVar, Final
 from epp.candidates import Candidates
 from epp.data import CACHE_BLOCK_SIZE, CACHE_TOKENS
 from epp.decision.decision import Decision, Response
-from epp.metrics import Metric, buckets
+from epp.metrics import buckets, histogram
 from epp.plugin import DataProducer, PreRequest, ResponseComplete, ResponseStreaming, Services, plugin
 from epp.plugins._parameters import BLOCK_TOKENS_DEFAULT, ApproxPrefixParameters
 from epp.plugins.producers._sent_prompts import Keys, SentPrompts
@@ -33,10 +33,10 @@ from epp.request.tokens import TOKENS
 BLOCK_TOKENS_MIN: Final = 64
 PROMPT_BYTES_MAX: Final = 8 << 20  # two million tokens: no server caches more of one prompt
 
-HIT_RATIO: Final = Metric(
-    "prefix_indexer_hit_ratio", "histogram", "Matched blocks over all blocks of the prompt, at the chosen endpoint.", buckets.RATIO
+HIT_RATIO: Final = histogram(
+    "prefix_indexer_hit_ratio", "Matched blocks over all blocks of the prompt, at the chosen endpoint.", buckets.RATIO
 )
-HIT_BYTES: Final = Metric("prefix_indexer_hit_bytes", "histogram", "Matched prompt bytes at the chosen endpoint.", buckets.HIT_BYTES)
+HIT_BYTES: Final = histogram("prefix_indexer_hit_bytes", "Matched prompt bytes at the chosen endpoint.", buckets.HIT_BYTES)
 
 
 @plugin("approx-prefix-cache-producer")

@@ -15,7 +15,7 @@ from xxhash import xxh3_64_intdigest
 from epp.candidates import Candidates, Floats
 from epp.data import Datum
 from epp.decision.decision import Decision
-from epp.metrics import OTHER, Metric, buckets
+from epp.metrics import OTHER, buckets, counter, histogram
 from epp.plugin import Count, DataProducer, Measure, PrefixIndex, PreRequest, Services, plugin
 from epp.prefix.blocks import NARROW
 from epp.request import Request
@@ -25,11 +25,9 @@ CACHE_MB = 4096
 ITEMS_MAX = 128  # media items of one request that are looked up
 MODALITIES = frozenset(("image", "audio", "video"))  # values of the metric's label; clients may send any name
 
-QUERIES = Metric("encoder_cache_queries_total", "counter", "Media items that were looked up.", labels=("modality",))
-HITS = Metric("encoder_cache_hits_total", "counter", "Media items that the chosen endpoint was sent before.", labels=("pod", "modality"))
-HIT_RATIO = Metric(
-    "encoder_cache_hit_ratio", "histogram", "Matched media items over all of the request, at the chosen endpoint.", buckets.RATIO
-)
+QUERIES = counter("encoder_cache_queries_total", "Media items that were looked up.", "modality")
+HITS = counter("encoder_cache_hits_total", "Media items that the chosen endpoint was sent before.", "pod", "modality")
+HIT_RATIO = histogram("encoder_cache_hit_ratio", "Matched media items over all of the request, at the chosen endpoint.", buckets.RATIO)
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):

@@ -16,7 +16,7 @@ from epp.candidates import Candidates, Floats, Scores, Snapshot
 from epp.data import CACHE_RANKS, Datum
 from epp.decision.decision import Decision
 from epp.endpoints.server_blocks import ServerBlocks, server_blocks
-from epp.metrics import Metric, buckets
+from epp.metrics import buckets, counter, histogram
 from epp.plugin import Count, DataProducer, HeldBlocks, HeldView, Plugin, PreRequest, Profile, Scorer, Services, plugin
 from epp.plugins.producers._precise_params import COUNTS_WITH, RENAMED, Parameters, Settings, deprecated, settings
 from epp.prefix.blocks import Hashes
@@ -37,12 +37,10 @@ UNNAMED = "no event has named its model as an adapter, and it is not modelName"
 NO_KEYS: Hashes = np.empty(0, dtype=np.uint64)
 
 # These metrics are counted only with `enableMetrics`.
-LOOKUPS = Metric("kv_cache_index_lookup_requests_total", "counter", "Prompts that were looked up in the index.")
-LOOKUP_HITS = Metric(
-    "kv_cache_index_lookup_hits_total", "counter", "Blocks of looked-up prompts that the best endpoint holds without a gap."
-)
-MOST_HITS = Metric("kv_cache_index_max_pod_hit_count_total", "counter", "The same as lookup_hits_total, as the reference picker has both.")
-LOOKUP_LATENCY = Metric("kv_cache_index_lookup_latency_seconds", "histogram", "Time of a look-up in the index.", buckets.LOOKUP_S)
+LOOKUPS = counter("kv_cache_index_lookup_requests_total", "Prompts that were looked up in the index.")
+LOOKUP_HITS = counter("kv_cache_index_lookup_hits_total", "Blocks of looked-up prompts that the best endpoint holds without a gap.")
+MOST_HITS = counter("kv_cache_index_max_pod_hit_count_total", "The same as lookup_hits_total, as the reference picker has both.")
+LOOKUP_LATENCY = histogram("kv_cache_index_lookup_latency_seconds", "Time of a look-up in the index.", buckets.LOOKUP_S)
 
 Keys = dict[int, Hashes]  # block size -> keys of all prompts
 

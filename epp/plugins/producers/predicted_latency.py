@@ -23,7 +23,7 @@ from epp.data import INFLIGHT_REQUESTS, INFLIGHT_TOKENS, KV_USAGE, WAITING, Datu
 from epp.decision.decision import Decision, Response
 from epp.learning.costs import LearnedCosts, learned_costs
 from epp.learning.latency import TPOT_HEADERS, TTFT_HEADERS, LatencyPredictions, latency_predictions, objective_ms
-from epp.metrics import Metric, buckets
+from epp.metrics import buckets, counter, histogram
 from epp.plugin import (
     Count,
     DataProducer,
@@ -45,15 +45,12 @@ PREFILL = "prefill"  # the value of the role label
 MS = 1000.0
 DURATION = (0.0001, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
-PREDICTED_TTFT = Metric("request_predicted_ttft_seconds", "histogram", "Predicted time to the first token.", buckets.LATENCY_S)
-PREDICTED_TPOT = Metric("request_predicted_tpot_seconds", "histogram", "Predicted time per token.", buckets.TOKEN_S)
-TTFT_DURATION = Metric("request_ttft_prediction_duration_seconds", "histogram", "How long the predictor took for TTFT.", DURATION)
-TPOT_DURATION = Metric("request_tpot_prediction_duration_seconds", "histogram", "How long the predictor took for TPOT.", DURATION)
-VIOLATIONS = Metric(
-    "request_slo_violation_total",
-    "counter",
-    "Responses that missed the objective of their request.",
-    labels=("model_name", "target_model_name", "type"),
+PREDICTED_TTFT = histogram("request_predicted_ttft_seconds", "Predicted time to the first token.", buckets.LATENCY_S)
+PREDICTED_TPOT = histogram("request_predicted_tpot_seconds", "Predicted time per token.", buckets.TOKEN_S)
+TTFT_DURATION = histogram("request_ttft_prediction_duration_seconds", "How long the predictor took for TTFT.", DURATION)
+TPOT_DURATION = histogram("request_tpot_prediction_duration_seconds", "How long the predictor took for TPOT.", DURATION)
+VIOLATIONS = counter(
+    "request_slo_violation_total", "Responses that missed the objective of their request.", "model_name", "target_model_name", "type"
 )
 
 

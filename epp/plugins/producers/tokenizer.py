@@ -18,7 +18,7 @@ import numpy as np
 
 from epp.candidates import Candidates
 from epp.errors import ProducerFailed
-from epp.metrics import Metric
+from epp.metrics import counter
 from epp.plugin import Count, DataProducer, Services, Waiting, plugin
 from epp.plugins.producers import _estimate
 from epp.quantities import parse_duration
@@ -39,11 +39,11 @@ TIMEOUT_S, MEDIA_TIMEOUT_S = 5.0, 30.0
 JSON: Mapping[str, str] = {"content-type": "application/json"}
 WARM_UP_TRIES, WARM_UP_EVERY_S = 24, 5.0
 ERROR_CHARS_MAX = 256  # characters of a server's error text that a message quotes
-WITHOUT_TOKENS = Metric(
+WITHOUT_TOKENS = counter(
     "requests_without_tokens_total",
-    "counter",
     "Requests, and refused warm-ups, of which the token producer has no tokens, by the server that it asked and the reason.",
-    labels=("server", "reason"),
+    "server",
+    "reason",
 )
 SCALE_OUT: Final = "start vLLM with --enable-scale-out"
 # Status with which a server refuses every request to render -> what an operator can do.

@@ -17,7 +17,7 @@ from epp.candidates import Endpoint
 from epp.data import Datum
 from epp.decision.decision import Decision, ProfileRun
 from epp.errors import Cause, Refused, blame
-from epp.metrics import Metric
+from epp.metrics import Metric, counter
 from epp.plugin import Count, Decider, ProfileHandler, Services
 from epp.request import Request
 from epp.request.client_headers import ENCODERS, PREFILLER, STEERING
@@ -37,17 +37,17 @@ DECISION_TYPES: Final = {  # (encode ran, prefill ran) -> label value
     (True, False): "encode-decode",
     (True, True): "encode-prefill-decode",
 }
-UNSERVED: Final = Metric(
+UNSERVED: Final = counter(
     "disagg_stage_unserved_total",
-    "counter",
     "Requests with a wanted stage that found no endpoint, by outcome: the stage was skipped, or the request refused.",
-    labels=("stage", "outcome"),
+    "stage",
+    "outcome",
 )
 
 
 def decisions(name: str) -> Metric:
     """Returns the counter of decisions of a handler. `name`: the reference picker's name of this counter."""
-    return Metric(name, "counter", "Requests by the stages that serve them.", labels=("model_name", "decision_type"))
+    return counter(name, "Requests by the stages that serve them.", "model_name", "decision_type")
 
 
 def wanted(decider: Decider, request: Request, run: ProfileRun | None) -> bool:

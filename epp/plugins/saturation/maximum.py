@@ -6,15 +6,11 @@ from typing import Annotated, Literal
 import msgspec
 
 from epp.candidates import Candidates
-from epp.metrics import Metric
+from epp.metrics import gauge
 from epp.plugin import Gauge, Need, Plugin, SaturationDetector, Services, plugin
 
-DETECTOR_SATURATION = Metric(
-    "flow_control_detector_saturation",
-    "gauge",
-    "Saturation that each of several detectors reports.",
-    labels=("detector", "stage"),
-    over_workers="mean",
+DETECTOR_SATURATION = gauge(
+    "flow_control_detector_saturation", "Saturation that each of several detectors reports.", "detector", "stage", over_workers="mean"
 )
 
 Stage = Literal["prefill", "decode"]

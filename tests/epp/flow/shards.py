@@ -348,7 +348,7 @@ class Call:
         except StopIteration as done:
             self.ended, self._coroutine = done.value, None
         except Undispatched as refusal:
-            self.error, self.ended, self._coroutine = refusal, refusal.outcome, None
+            self.error, self.ended, self._coroutine = refusal, refusal.ending.outcome, None
 
     def leave(self) -> None:
         """The client leaves."""

@@ -50,7 +50,7 @@ TABLE = [
 @pytest.mark.parametrize(("ending", "label", "status", "reason", "message"), TABLE)
 def test_an_outcome_has_its_label_and_its_answer(ending: Ending, label: str, status: int, reason: str | None, message: str) -> None:
     raised = Undispatched(ending, retry_after_s=7)
-    assert raised.outcome is Outcome(label)
+    assert raised.ending.outcome is Outcome(label)
     error_answer = answer(raised)
     assert error_answer.status == status
     assert error_answer.headers.get(DROP_REASON) == reason

@@ -175,7 +175,7 @@ class FlowControl:
         try:
             await self._controller.enqueue_and_wait(queued)
         except Undispatched as refused:
-            self._count_undispatched(queued, refused.outcome)
+            self._count_undispatched(queued, refused.ending.outcome)
             raise
         except GeneratorExit:
             self._count_undispatched(queued, Outcome.EVICTED_CONTEXT_CANCELLED)
