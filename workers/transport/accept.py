@@ -16,6 +16,7 @@ when no more connections can be accepted. The limit of an unknown client rises u
 worker.
 """
 
+import asyncio
 import errno
 import socket
 import sys
@@ -60,19 +61,6 @@ class Accepting(NamedTuple):
 ALONE: Final = Accepting()
 
 
-class Loop(Protocol):
-    """The methods of an event loop that this module uses."""
-
-    def time(self) -> float: ...
-    def add_reader(self, fd: int, callback: Callable[[], None]) -> None: ...
-    def remove_reader(self, fd: int) -> bool: ...
-    def call_later(self, delay: float, callback: Callable[[], None]) -> "Timer": ...
-
-
-class Timer(Protocol):
-    def cancel(self) -> None: ...
-
-
 class Gate:
     """Accepts connections from the shared socket when it is this worker's turn.
 
@@ -82,7 +70,7 @@ class Gate:
 
     def __init__(
         self,
-        loop: Loop,
+        loop: asyncio.AbstractEventLoop,
         listening: socket.socket,
         load: Callable[[], int],
         others: OtherWorkers,
@@ -102,7 +90,7 @@ class Gate:
         self._on_failure = on_failure
         self._readable_since: float | None = None
         self._seen_readable = 0.0  # when the socket was last seen readable
-        self._retry: Timer | None = None
+        self._retry: asyncio.TimerHandle | None = None
         self._open = False
         self._logged_at = -LOG_EVERY
 

@@ -18,9 +18,10 @@ The worker remembers nothing about complete requests, and the request path does 
 
 import heapq
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 from workers.transport.interface import Handler
+from workers.worker.extproc.stream import ExtProcStream
 
 BODY_TIMEOUT_S: Final = 30.0
 # Bytes per second. On a link with 10 KB/s a prompt of 400 KB takes 40 s, so a time limit for whole bodies would refuse it.
@@ -31,23 +32,15 @@ NEW_S: Final = 0.1  # added to the age of a body, so that among new bodies the l
 GIVEN_UP: Final = "body_given_up"
 
 
-class Waiting(Protocol):
-    """The part of a stream that `BodyTimeout` uses. `awaited`: the bytes of an incomplete request; -1 if it is complete."""
-
-    def awaited(self) -> int: ...
-    def origin(self) -> str: ...
-    def give_up_waiting(self, seconds: float) -> None: ...
-
-
 class BodyTimeout:
     """Refuses requests with slow bodies in one worker. `seconds`: a body may take half of this at any speed."""
 
     def __init__(self, seconds: float = BODY_TIMEOUT_S) -> None:
         self.seconds = seconds
         self._least = int(BODY_RATE * seconds / 2)
-        self._seen: dict[Waiting, int] = {}
+        self._seen: dict[ExtProcStream, int] = {}
 
-    def look(self, streams: Iterable[Waiting]) -> list[str]:
+    def look(self, streams: Iterable[ExtProcStream]) -> list[str]:
         """Refuses the streams that have received too little since the last look. Returns the origins of their requests, for the log."""
         before, self._seen = self._seen, {}
         refused = []
@@ -63,27 +56,13 @@ class BodyTimeout:
         return refused
 
 
-class Unfinished(Protocol):
-    """The part of a stream that `BodyRelief` uses. `pool`: the number of the pool. `unfinished`: the bytes that giving up the request would
-    free, or at most 0 if there are none.
-    """
-
-    received_at: float
-
-    @property
-    def pool(self) -> int: ...
-    def unfinished(self) -> int: ...
-    def origin(self) -> str: ...
-    def give_up_body(self) -> None: ...
-
-
 class BodyRelief:
     """Frees a worker's budget by giving up the bodies that cost most."""
 
     def __init__(
         self,
         limit: int,
-        streams: Callable[[Sequence[Handler] | None], Iterable[Unfinished]],
+        streams: Callable[[Sequence[Handler] | None], Iterable[ExtProcStream]],
         now: Callable[[], float],
         on_given_up: Callable[[str], None],
     ) -> None:
@@ -115,7 +94,7 @@ class BodyRelief:
         now = self._now()
         found = [(size, now - stream.received_at, stream) for stream in self._streams(among) if (size := stream.unfinished()) > 0]
         found.sort(key=lambda one: one[0] * (one[1] + NEW_S))
-        pools: dict[int, list[tuple[int, float, Unfinished]]] = {}  # the bodies of each pool, the most costly last
+        pools: dict[int, list[tuple[int, float, ExtProcStream]]] = {}  # the bodies of each pool, the most costly last
         for one in found:
             pools.setdefault(one[2].pool, []).append(one)
         most = [(-sum(size for size, _, _ in bodies), pool) for pool, bodies in pools.items()]

@@ -15,7 +15,6 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Iterable
-from typing import Protocol
 
 import structlog
 
@@ -23,6 +22,7 @@ from shm.areas import Area, Areas
 from workers.host.memory import LOOK_S, Bursts, Leaving, MemoryUsage, MemoryWatch, cgroup_limit, share, trim
 from workers.process.instance import Instance
 from workers.process.layout import LEAVING
+from workers.transport.interface import Server
 from workers.worker.flow.flow_control import FlowControl
 from workers.worker.serving import Serving
 
@@ -127,23 +127,10 @@ class Exit:
         return fresh or self._instance.words.stopping
 
 
-class Draining(Protocol):
-    """The part of a server that a drain uses."""
-
-    @property
-    def connections(self) -> int: ...
-    @property
-    def streams(self) -> int: ...
-    def stop_accepting(self) -> None: ...
-    def drain(self) -> None: ...
-    def abort(self) -> None: ...
-    async def closed(self) -> None: ...
-
-
 class Drain:
     """Drains one worker, in at most `timeout_s` + RELIEF_S + REFUSED_S + CLOSED_S."""
 
-    def __init__(self, server: Draining, *, timeout_s: float, hurried: Callable[[], bool], refuse_waiting: Callable[[], int]) -> None:
+    def __init__(self, server: Server, *, timeout_s: float, hurried: Callable[[], bool], refuse_waiting: Callable[[], int]) -> None:
         """`hurried`: whether the parent wants the drain to end now.
 
         `refuse_waiting` refuses undecided requests and returns their number.

@@ -69,8 +69,8 @@ class Access(NamedTuple):
 VERBS: Final = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 
 
-def access(verb: str, path: str, *, watch: bool = False) -> Access:
-    """Returns the access that a request needs. `verb`: an HTTP method or a verb of Kubernetes. `watch`: whether a GET is a watch."""
+def access(verb: str, path: str) -> Access:
+    """Returns the access that a request needs. `verb`: an HTTP method or a verb of Kubernetes."""
     parts = path.strip("/").split("/")
     grouped = parts[0] == "apis"
     group = parts[1] if grouped and len(parts) > 1 else ""
@@ -80,5 +80,5 @@ def access(verb: str, path: str, *, watch: bool = False) -> Access:
         namespace, rest = rest[1], rest[2:]
     resource = "/".join([*rest[:1], *rest[2:3]])
     if verb in ("GET", "HEAD"):
-        verb = "watch" if watch else "get" if len(rest) > 1 else "list"
+        verb = "get" if len(rest) > 1 else "list"
     return Access(VERBS.get(verb, verb), group, resource, namespace)
