@@ -6,7 +6,7 @@ from typing import Any
 
 from epp.flow.fifo_queue import FifoQueue, Handle
 from epp.plugin import FlowQueue, plugin
-from epp.request.flows import Capability, HandleVoid, Queued
+from epp.request.flows import Capability, Queued
 
 
 @plugin("fifo-queue", "listqueue", "ListQueue")
@@ -97,10 +97,7 @@ class PriorityQueue(FifoQueue):
         return self.remove(heappop(self._first)[2])
 
     def remove(self, handle: Any) -> Queued:
-        item = self._items.pop(handle, None)
-        if item is None:
-            raise HandleVoid(self._name)
-        self.bytes -= handle.size
+        item = super().remove(handle)
         self._tidy()
         return item
 

@@ -133,9 +133,9 @@ class Trace:
                 del kept[: SCRAPES_MAX // 2]
 
 
-def requests(batches: Iterable[list[Record]]) -> Iterator[Traced]:
-    """Yields all requests of a recording, in the order of their ends; then requests without an end."""
-    trace = Trace()
+def requests(batches: Iterable[list[Record]], trace: Trace | None = None) -> Iterator[Traced]:
+    """Yields all requests of a recording, in the order of their ends; then requests without an end. `trace` takes all records."""
+    trace = trace or Trace()
     for batch in batches:
         for record in batch:
             if (found := trace.add(record)) is not None:

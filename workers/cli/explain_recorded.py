@@ -20,8 +20,8 @@ import msgspec
 from epp.decision.explain import Explanation
 from epp.recording.keys import id_hash
 from epp.recording.records import Record
-from epp.recording.trace import Trace, Traced
-from workers.cli.explain_trace import why_then
+from epp.recording.trace import Trace, Traced, requests
+from workers.cli.explain_trace import has_id, why_then
 from workers.cli.metrics_port import MetricsPort
 from workers.cli.which import pool_option
 from workers.shared.recording import Unreadable
@@ -123,7 +123,7 @@ def _matching(wanted: Wanted, flow: int) -> Callable[[Traced], bool]:
     hashed = id_hash(wanted.request_id)
 
     def matches(request: Traced) -> bool:
-        if wanted.request_id and not (request.number == wanted.request_id or (hashed and request.decided.id == hashed)):
+        if wanted.request_id and not has_id(request, wanted.request_id, hashed):
             return False
         if wanted.pool and request.decided.pool != wanted.pool:
             return False
@@ -137,23 +137,7 @@ def _matching(wanted: Wanted, flow: int) -> Callable[[Traced], bool]:
 
 def _found(batches: Iterator[list[Record]], matches: Callable[[Traced], bool], at: float | None, count: int) -> tuple[list[Traced], Trace]:
     """Returns up to `count` matching requests, the best first, and the whole recording."""
-    trace, number = Trace(), 0
-    best: list[tuple[float, int, Traced]] = []
-
-    def take(request: Traced | None) -> None:
-        nonlocal number
-        if request is None or not matches(request):
-            return
-        number += 1
-        item = (request.at if at is None else -abs(request.at - at), number, request)
-        if len(best) < count:
-            heapq.heappush(best, item)
-        else:
-            heapq.heappushpop(best, item)
-
-    for batch in batches:
-        for record in batch:
-            take(trace.add(record))
-    for request in trace.unfinished():
-        take(request)
-    return [request for _, _, request in sorted(best, reverse=True)], trace
+    trace = Trace()
+    found = enumerate(filter(matches, requests(batches, trace)))
+    ranked = ((request.at if at is None else -abs(request.at - at), number, request) for number, request in found)
+    return [request for _, _, request in heapq.nlargest(count, ranked)], trace

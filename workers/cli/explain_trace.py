@@ -16,7 +16,7 @@ from epp.decision.explain import Candidate, Explanation, Profiled, Scored
 from epp.endpoints.server_blocks import whole
 from epp.recording.keys import id_hash
 from epp.recording.records import Decided, Member, Record, Run, Scoring, floats, ints
-from epp.recording.trace import Trace, Traced
+from epp.recording.trace import Trace, Traced, requests
 from workers.cli.offline import FilePool, Known, OfflineRequest, decided_on
 from workers.shared.recording import Unreadable
 from workers.supervisor.endpoints.discovery import Entry
@@ -29,19 +29,15 @@ DOWN, EJECTED = 4, 8
 def found(batches: Iterator[list[Record]], wanted: str) -> tuple[Traced, Trace]:
     """Returns the request with this x-request-id or number, and the recording up to its end. Raises Unreadable without such a request."""
     trace, hashed = Trace(), id_hash(wanted)
-    for batch in batches:
-        for record in batch:
-            request = trace.add(record)
-            if request is not None and _is(request, wanted, hashed):
-                return request, trace
-    for request in trace.unfinished():
-        if _is(request, wanted, hashed):
+    for request in requests(batches, trace):
+        if has_id(request, wanted, hashed):
             return request, trace
     kind = "" if hashed else " (an id that is no UUID is not recorded; `epp record export` lists numbers)"
     raise Unreadable(f"the recording has no request {wanted}{kind}")
 
 
-def _is(request: Traced, wanted: str, hashed: int) -> bool:
+def has_id(request: Traced, wanted: str, hashed: int) -> bool:
+    """Returns whether a request has this x-request-id or number. `hashed`: `id_hash(wanted)`."""
     return request.number == wanted or bool(hashed and request.decided.id == hashed)
 
 
