@@ -252,31 +252,42 @@ def test_a_meaningless_saturation_revokes_nothing(saturation: float) -> None:
     assert worker.revoked == []
 
 
+STEP = st.tuples(
+    st.sampled_from([0.0, 0.1, 0.6, 11.0]),
+    st.integers(0, 2),
+    st.sampled_from(["serve", "serve", "end", "look"]),
+    st.integers(-3, 5),
+    st.integers(0, 59),
+)
+STEPS = st.integers(1, 60).flatmap(lambda count: st.lists(STEP, min_size=count, max_size=count))
+
+
 @examples(200)
-@given(st.data())
-def test_revocations_are_few_at_once_less_important_than_what_waits_and_never_repeated(data: Any) -> None:
+@given(st.tuples(st.booleans(), st.booleans(), st.booleans()), STEPS)
+def test_revocations_are_few_at_once_less_important_than_what_waits_and_never_repeated(
+    slow: tuple[bool, ...], steps: list[tuple[float, int, str, int, int]]
+) -> None:
     """Three workers; each one sees the best victims of the others."""
-    workers = [Worker(slow=data.draw(st.booleans())) for _ in range(3)]
+    workers = [Worker(slow=each) for each in slow]
     priorities: dict[str, int] = {}
     now, names, serving = 0.0, 0, {}
-    for _ in range(data.draw(st.integers(1, 60))):
-        now += data.draw(st.sampled_from([0.0, 0.1, 0.6, 11.0]))
-        worker = data.draw(st.sampled_from(workers))
+    for pause, which, act, priority, place in steps:
+        now += pause
+        worker = workers[which]
         worker.now = now
-        act = data.draw(st.sampled_from(["serve", "serve", "end", "look"]))
         if act == "serve":
             name, names = str(names), names + 1
-            priorities[name] = data.draw(st.integers(-3, 5))
+            priorities[name] = priority
             worker.serve(name, priorities[name], now)
             serving[name] = worker
         elif act == "end":
             own = [name for name, owner in serving.items() if owner is worker and worker.tracked[name]]
             if own:
-                name = data.draw(st.sampled_from(own))
+                name = own[place % len(own)]
                 worker.end(name)
                 del serving[name]
         else:
-            demand = data.draw(st.integers(-2, 5))
+            demand = max(-2, priority)
             others = [(n, other.reclamation.best_victim()) for n, other in enumerate(workers) if other is not worker]
             before = [len(other.revoked) for other in workers]
             best = min(
