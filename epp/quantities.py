@@ -68,6 +68,20 @@ def parse_duration(text: str) -> float:
     return -total if text[0] == "-" else total
 
 
+def named_duration(name: str, text: str, above_0: str = "") -> float:
+    """Parses the duration of a parameter. Raises ValueError with the parameter's name.
+
+    `above_0`: what an operator can write instead, if the duration must be above 0.
+    """
+    try:
+        seconds = parse_duration(text)
+    except ValueError as problem:
+        raise ValueError(f"{name}: {problem}") from None
+    if above_0 and seconds <= 0:
+        raise ValueError(f"{name}: '{text}' is not above 0; {above_0}")
+    return seconds
+
+
 def parse_bool(text: str) -> bool:
     """Parses 1, t, true, 0, f, false, in upper or lower case. Raises ValueError."""
     folded = text.strip().lower()

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar
 import msgspec
 
 from epp.plugin import Syncer, plugin
-from epp.quantities import parse_duration
+from epp.quantities import named_duration
 
 TTL_MIN_S = 0.001
 
@@ -53,12 +53,5 @@ class RedisSyncer(Syncer):
         if params.ttl:
             self.deprecated = self.renamed
         for field, text in (("stateTTL", params.state_ttl), ("coordinationTTL", params.coordination_ttl), ("ttl", params.ttl)):
-            if text and _seconds(field, text) < TTL_MIN_S:
+            if text and named_duration(field, text) < TTL_MIN_S:
                 raise ValueError(f"{field}: '{text}' is below 1ms; write for example 2s, or omit it")
-
-
-def _seconds(parameter: str, text: str) -> float:
-    try:
-        return parse_duration(text)
-    except ValueError as problem:
-        raise ValueError(f"{parameter}: {problem}") from None

@@ -56,18 +56,18 @@ class Selector(NamedTuple):
         return f"{self.name}{{{pairs}}}" if pairs else self.name
 
 
-def parse_selector(text: str) -> Selector:
-    """Reads `name`, `name{label=value}` or `name{label="value",...}`. Raises ValueError."""
+def parse_selector(text: str, where: str) -> Selector:
+    """Reads `name`, `name{label=value}` or `name{label="value",...}`. Raises ValueError. `where`: what the selector is, for errors."""
     whole = _SELECTOR.fullmatch(text)
     if whole is None:
-        raise ValueError(f"'{text}' is not a metric: write name or name{{label=value}}")
+        raise ValueError(f"{where}: '{text}' is not a metric: write name or name{{label=value}}")
     name, inside = whole[1], (whole[2] or "").strip()
     labels: dict[bytes, bytes] = {}
     at = 0
     while at < len(inside):
         pair = _MATCHER.match(inside, at)
         if pair is None:
-            raise ValueError(f"'{text}': '{inside[at:]}' is not label=value; only = is supported")
+            raise ValueError(f"{where}: '{text}': '{inside[at:]}' is not label=value; only = is supported")
         value = pair[2] if pair[2] is not None else pair[3]
         labels[pair[1].encode()] = value.encode()
         at = pair.end()

@@ -10,6 +10,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from workers.host.cgroup import text
+
 INSTALLATIONS = "endpoint_picker-*.dist-info"  # folders with the name and version of the distribution
 SOURCE = Path(__file__).parents[2]
 RECORDED = "workers/host/commit.txt"  # in sdists and wheels: the build writes the commit into it
@@ -22,7 +24,7 @@ def commit(environ: Mapping[str, str] = os.environ, source: Path = SOURCE) -> st
 
     The commit comes from the variable EPP_COMMIT, else from the file RECORDED, else from pip, else from the checkout.
     """
-    given = environ.get("EPP_COMMIT", "") or _text(source / RECORDED).strip()
+    given = environ.get("EPP_COMMIT", "") or text(source / RECORDED).strip()
     return given or _installed() or _checked_out(source / ".git")
 
 
@@ -40,7 +42,7 @@ def _installed() -> str:
     """Returns the commit that pip recorded when it installed the program from a repository (direct_url.json, PEP 610)."""
     folder = _installation()
     try:
-        origin = json.loads(_text(folder / "direct_url.json") or "{}") if folder is not None else {}
+        origin = json.loads(text(folder / "direct_url.json") or "{}") if folder is not None else {}
     except ValueError:
         return ""
     return str(origin.get("vcs_info", {}).get("commit_id", ""))
@@ -51,16 +53,9 @@ def _checked_out(git: Path) -> str:
 
     The commit of a branch is in a file of its own or in the file packed-refs.
     """
-    head = _text(git / "HEAD").strip()
+    head = text(git / "HEAD").strip()
     branch = head.removeprefix("ref: ")
     if branch != head:
-        packed = (line.partition(" ") for line in _text(git / "packed-refs").splitlines())
-        head = _text(git / branch).strip() or next((found for found, _, name in packed if name == branch), "")
+        packed = (line.partition(" ") for line in text(git / "packed-refs").splitlines())
+        head = text(git / branch).strip() or next((found for found, _, name in packed if name == branch), "")
     return head if COMMIT.fullmatch(head) else ""
-
-
-def _text(file: Path) -> str:
-    try:
-        return file.read_text(errors="replace")
-    except OSError:
-        return ""

@@ -65,8 +65,8 @@ def folders(controller: str, root: Path = CGROUP_ROOT, own: Path = OWN_CGROUPS) 
 
 
 def text(file: Path) -> str:
-    """The contents of a kernel file; "" if it cannot be read."""
+    """The contents of a file; "" if it cannot be read."""
     try:
-        return file.read_text()
+        return file.read_text(errors="replace")
     except OSError:
         return ""

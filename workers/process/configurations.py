@@ -54,10 +54,6 @@ class Configuration:
         self._status = status
         self._tryout = CandidateWatch(instance)  # the list of pools has no candidate
 
-    @property
-    def _named(self) -> dict[str, str]:
-        return {} if self.instance.pool is None else {"pool": self.instance.options.pool_name}
-
     def next_deadline(self, now: float) -> float:
         """Returns the seconds until `look` has something to do."""
         return self._tryout.next_deadline(now)
@@ -74,7 +70,7 @@ class Configuration:
         generations = self.generations
         match action:
             case Restore(source, slot, number, why):
-                log.warning("configuration is taken back", generation=generations.number, why=why, **self._named)
+                log.warning("configuration is taken back", generation=generations.number, why=why, **self.instance.named)
                 # With the present names, because later configurations keep their places in shared memory.
                 before = {"number": number, "names": self.names, "at": time.time(), "followed": False}
                 restored = msgspec.structs.replace(generations.bundle(source), **before)
@@ -86,7 +82,7 @@ class Configuration:
                 generations.try_out(slot, number)
             case Withdraw(why):
                 if why:
-                    log.warning("candidate is taken back", generation=generations.candidate_number, why=why, **self._named)
+                    log.warning("candidate is taken back", generation=generations.candidate_number, why=why, **self.instance.named)
                 generations.withdraw()
                 self._tryout.end()
             case Say():
@@ -99,7 +95,7 @@ class Configuration:
         if ended:
             findings = {"findings": said.text} if said.text else {}
             write = log.info if said.successful else log.error
-            write("reload", successful=said.successful, generation=self.generations.number, **self._named, **findings)
+            write("reload", successful=said.successful, generation=self.generations.number, **self.instance.named, **findings)
         self.last = msgspec.structs.replace(
             self.last,
             finished=finished,

@@ -157,6 +157,11 @@ class Instance:
         """Returns the names of several pools, by number, with "" for a place without a pool. Returns () if the picker has one pool."""
         return tuple(pool.options.pool_name for pool in self.pools) if len(self.pools) > 1 else ()
 
+    @property
+    def named(self) -> dict[str, str]:
+        """The field of log lines that names the pool; {} if the picker has one pool."""
+        return {} if self.pool is None else {"pool": self.options.pool_name}
+
     def begin(self, bundle: Bundle) -> None:
         """In the parent, before the first fork: records the configuration with which this instance was created."""
         self.generations.store(0, TrialResult(0, "", bundle))

@@ -55,8 +55,7 @@ def at_start(instance: Instance) -> Instance:
 
 def refuse(view: Instance, number: int, problem: BaseException) -> None:
     """Reports that this supervisor cannot use a configuration of the pool of `view`."""
-    named = {} if view.pool is None else {"pool": view.options.pool_name}
-    log.error("configuration cannot be taken over", generation=number, error=error_text(problem), **named)
+    log.error("configuration cannot be taken over", generation=number, error=error_text(problem), **view.named)
     view.reports.refused(SUPERVISOR_AREA, number, error_text(problem), view.generations.key)
 
 

@@ -257,9 +257,9 @@ class Adoption:
             return
         if isinstance(found, BaseException):
             self._unusable.add(loading.number, asyncio.get_running_loop().time())
-            log.error("configuration cannot be taken over", generation=loading.number, error=error_text(found), **self._named())
-            generations = self.parts.instance.generations
-            self.parts.instance.reports.refused(self._ordinal, loading.number, error_text(found), generations.key)
+            instance = self.parts.instance
+            log.error("configuration cannot be taken over", generation=loading.number, error=error_text(found), **instance.named)
+            instance.reports.refused(self._ordinal, loading.number, error_text(found), instance.generations.key)
         self.look()  # another configuration may be in force already
 
     def _begin_tryout(self, instance: Instance) -> None:
@@ -273,7 +273,7 @@ class Adoption:
             later=asyncio.get_running_loop().create_task,
         )
         self._show()
-        log.info("candidate is tried", generation=instance.number, share=str(bundle.share), **self._named())
+        log.info("candidate is tried", generation=instance.number, share=str(bundle.share), **instance.named)
 
     def _promote(self, candidate: WorkerParts) -> None:
         candidate.promote()
@@ -286,12 +286,7 @@ class Adoption:
         self._show()
         instance = parts.instance
         instance.reports.adopted(self._ordinal, instance.number, instance.generations.key)
-        log.info("configuration in force", generation=instance.number, **self._named())
-
-    def _named(self) -> dict[str, str]:
-        """Returns the field for the log that names the pool, if the picker has several pools."""
-        instance = self.parts.instance
-        return {} if instance.pool is None else {"pool": instance.options.pool_name}
+        log.info("configuration in force", generation=instance.number, **instance.named)
 
     def _end_tryout(self) -> None:
         self._candidate = self.tryout = None

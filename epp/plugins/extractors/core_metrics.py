@@ -140,7 +140,7 @@ class Mapped:
 
     def _selector(self, config: EngineConfig, attribute: str) -> Selector | None:
         text: str = getattr(config, attribute)
-        return _selector(text, f"engine '{self.name}': {_field(attribute)}") if text.strip() else None
+        return parse_selector(text, f"engine '{self.name}': {_field(attribute)}") if text.strip() else None
 
     def _gauge(self, column: Column[Any], config: EngineConfig, attribute: str, *, optional: bool = False) -> None:
         selector = self._selector(config, attribute)
@@ -158,7 +158,7 @@ class Mapped:
             taken.add(key)
             column = Column(key, float)
             columns.append(column)
-            selector = _selector(custom.metric_spec, f"{where}.metricSpec")
+            selector = parse_selector(custom.metric_spec, f"{where}.metricSpec")
             self.gauges.append(Gauge(column, selector, optional=False))
         return columns
 
@@ -212,13 +212,6 @@ def _engines(configured: Iterable[EngineConfig]) -> dict[str, Mapped]:
         if config.name not in engines:
             engines[config.name] = Mapped(config)
     return engines
-
-
-def _selector(text: str, where: str) -> Selector:
-    try:
-        return parse_selector(text)
-    except ValueError as wrong:
-        raise ValueError(f"{where}: {wrong}") from None
 
 
 @functools.cache  # each reload of the configuration asks for all fields

@@ -11,7 +11,7 @@ import msgspec
 
 from epp.plugin import DataSource, plugin
 from epp.plugins.extractors._pages import METRICS, MODELS
-from epp.quantities import parse_duration
+from epp.quantities import named_duration
 
 # The longest interval. Older values say nothing about a server's load, and each tick of an interval has a bucket in memory.
 INTERVAL_S_MAX = 600.0
@@ -21,10 +21,7 @@ _PATH = re.compile(r"/[!-~]*")
 
 def parse_interval(text: str) -> float:
     """Returns a duration such as `50ms` or `1m30s` in seconds. Raises ValueError if it is invalid or negative."""
-    try:
-        seconds = parse_duration(text)
-    except ValueError as problem:
-        raise ValueError(f"interval: {problem}") from None
+    seconds = named_duration("interval", text)
     if seconds < 0:
         raise ValueError(f"interval: '{text}' is negative; write for example 50ms, or omit it to use --refresh-metrics-interval")
     return seconds

@@ -40,8 +40,8 @@ class MulticlusterMetricsExtractor(PageExtractor):
     def __init__(self, name: str, params: Parameters) -> None:
         super().__init__(name, params)
         self._selectors = (
-            (CLUSTER_KV_USAGE, _selector("kvCacheUtilizationMetric", params.kv_cache_utilization_metric or KV_METRIC)),
-            (CLUSTER_QUEUE, _selector("queueSizeMetric", params.queue_size_metric or QUEUE_METRIC)),
+            (CLUSTER_KV_USAGE, parse_selector(params.kv_cache_utilization_metric or KV_METRIC, "kvCacheUtilizationMetric")),
+            (CLUSTER_QUEUE, parse_selector(params.queue_size_metric or QUEUE_METRIC, "queueSizeMetric")),
         )
 
     def extraction(self, labels: Mapping[str, str], wanted: Sequence[Column[Any]], pod: str = "") -> "Averages":
@@ -82,10 +82,3 @@ class Averages:
             names = " nor ".join(str(finder.selector) for finder, _ in self._finders)
             raise ExtractError("; ".join(problems.values()) or f"the page has neither {names}")
         return Extracted(tuple(values), present, {}, problems)
-
-
-def _selector(parameter: str, text: str) -> Selector:
-    try:
-        return parse_selector(text)
-    except ValueError as wrong:
-        raise ValueError(f"{parameter}: {wrong}") from None

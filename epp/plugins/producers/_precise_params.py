@@ -7,7 +7,7 @@ import msgspec
 
 from epp.prefix.held import BLOCK_TOKENS_MAX
 from epp.prefix.streams import WEIGHT_ONE
-from epp.quantities import parse_duration
+from epp.quantities import named_duration
 
 TIERS_MAX = 5  # tiers with a weight of their own; the others share one tier
 WEIGHT_MAX = 1000.0
@@ -253,10 +253,7 @@ def _bytes(text: str) -> int:
 
 
 def _speculative_s(params: Parameters) -> float:
-    try:
-        seconds = parse_duration(params.speculative_ttl) if params.speculative_ttl else 2.0
-    except ValueError as problem:
-        raise ValueError(f"speculativeTTL: {problem}") from None
+    seconds = named_duration("speculativeTTL", params.speculative_ttl) if params.speculative_ttl else 2.0
     if not 0 < seconds <= 3600:
         raise ValueError(f"speculativeTTL: '{params.speculative_ttl}' is not above 0 and at most 1h; write for example 2s")
     return seconds if params.speculative_indexing else 0.0

@@ -14,8 +14,10 @@ from epp.learning.ttft import TtftPercentiles, ttft_percentiles
 from epp.plugin import DataProducer, DataSource, PreRequest, ResponseReceived, ResponseStreaming, plugin
 from epp.plugins._parameters import HubObserverParameters
 from epp.plugins.producers._observations import Observations, Point, Rules
-from epp.quantities import parse_duration
+from epp.quantities import named_duration
 from epp.request import Request
+
+ABOVE_0 = "write for example 1s, or omit it"
 
 
 class Sent:
@@ -58,15 +60,15 @@ class LatencyObserver(DataSource, DataProducer, PreRequest, ResponseReceived, Re
             )
         if params.low_percentile >= params.typical_percentile:
             raise ValueError(f"lowPercentile: {params.low_percentile} is not below typicalPercentile, {params.typical_percentile}")
-        self._interval_s = _seconds("intervalDuration", params.interval_duration)
+        self._interval_s = named_duration("intervalDuration", params.interval_duration, ABOVE_0)
         self._rules = Rules(
             params.window_size,
-            _seconds("maxObservationAge", params.max_observation_age),
+            named_duration("maxObservationAge", params.max_observation_age, ABOVE_0),
             params.max_requests,
             params.min_requests,
             params.low_percentile / 100,
             params.typical_percentile / 100,
-            _seconds("bucketDuration", params.bucket_duration),
+            named_duration("bucketDuration", params.bucket_duration, ABOVE_0),
             params.bucket_history_size,
         )
         self._percentiles = ttft_percentiles(name)
@@ -123,13 +125,3 @@ def _arrays(points: list[Point]) -> TtftPercentiles:
     of = np.array(points, dtype=np.float64).reshape(len(points), len(Point._fields))
     floor, low, low_load, typical, typical_load, recent = of.T
     return TtftPercentiles(floor_s=floor, low_s=low, low_load=low_load, typical_s=typical, typical_load=typical_load, recent=recent > 0.0)
-
-
-def _seconds(parameter: str, text: str) -> float:
-    try:
-        seconds = parse_duration(text)
-    except ValueError as problem:
-        raise ValueError(f"{parameter}: {problem}") from None
-    if seconds <= 0.0:
-        raise ValueError(f"{parameter}: '{text}' is not above 0; write for example 1s, or omit it")
-    return seconds

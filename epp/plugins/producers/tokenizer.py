@@ -21,7 +21,7 @@ from epp.errors import ProducerFailed
 from epp.metrics import counter
 from epp.plugin import Count, DataProducer, Services, Waiting, plugin
 from epp.plugins.producers import _estimate
-from epp.quantities import parse_duration
+from epp.quantities import named_duration
 from epp.request import Media, Parts, Request
 from epp.request.tokens import NO_TOKENS, TOKENS, Feature, PromptTokens, TokenizedPrompt
 
@@ -342,10 +342,4 @@ def _check(params: Parameters, *, renders: bool) -> None:
 
 
 def _seconds(path: str, text: str, default: float) -> float:
-    try:
-        seconds = parse_duration(text) if text else default
-    except ValueError as problem:
-        raise ValueError(f"{path}: {problem}") from None
-    if seconds <= 0:
-        raise ValueError(f"{path}: '{text}' is not above 0; write for example 5s")
-    return seconds
+    return named_duration(path, text, "write for example 5s") if text else default

@@ -7,7 +7,7 @@ from epp.endpoints.pressure import Pressure
 from epp.plugin import Filter, Profile, plugin
 from epp.plugins._parameters import UtilizationParameters
 from epp.points.flow import SaturationDetector
-from epp.quantities import parse_duration
+from epp.quantities import named_duration
 from epp.request import Request
 
 
@@ -59,12 +59,4 @@ class Utilization(SaturationDetector, Filter):
 
 def staleness_s(text: str) -> float | None:
     """Returns `metricsStalenessThreshold` in seconds; None if not set. Raises ValueError if the value is invalid."""
-    if not text:
-        return None
-    try:
-        seconds = parse_duration(text)
-    except ValueError as problem:
-        raise ValueError(f"metricsStalenessThreshold: {problem}") from None
-    if seconds <= 0:
-        raise ValueError(f"metricsStalenessThreshold: '{text}' is not above 0; write for example 2s, or omit it")
-    return seconds
+    return named_duration("metricsStalenessThreshold", text, "write for example 2s, or omit it") if text else None

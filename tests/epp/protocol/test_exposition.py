@@ -260,14 +260,14 @@ def test_reading_many_labels_takes_linear_time() -> None:
     ],
 )
 def test_selectors_are_read_with_and_without_quotes(text: str, selector: Selector) -> None:
-    assert parse_selector(text) == selector
-    assert parse_selector(str(selector)) == selector
+    assert parse_selector(text, "spec") == selector
+    assert parse_selector(str(selector), "spec") == selector
 
 
 @pytest.mark.parametrize("text", ["", "1a", "a b", "a{l", "a{l}", "a{l!=v}", "a{l=~v}", "a{=v}", "a-b"])
 def test_an_invalid_selector_is_refused_with_its_text(text: str) -> None:
     with pytest.raises(ValueError, match="'"):
-        parse_selector(text)
+        parse_selector(text, "spec")
 
 
 @pytest.mark.parametrize("value", [b"x", b"1_0", b""])

@@ -31,7 +31,7 @@ class Ended:
 
 def adoption() -> Adoption:
     generations = SimpleNamespace(number=1, candidate_number=0, key=0)
-    parts = SimpleNamespace(instance=SimpleNamespace(number=1, outdated=False, generations=generations, pool=None))
+    parts = SimpleNamespace(instance=SimpleNamespace(number=1, outdated=False, generations=generations, pool=None, named={}))
     schema = AreaSchema(1, (GENERATION, CANDIDATE), (), (), areas=1)
     area = Areas(schema, Region(memoryview(bytearray(schema.bytes)))).area(0)
     return Adoption(cast("Any", parts), area, 1, lambda: ())
