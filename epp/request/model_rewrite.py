@@ -74,18 +74,15 @@ class Rules(msgspec.Struct, array_like=True, frozen=True):
     exact: dict[str, int] = {}
     every: int = NO_CHOICE
 
-    def by_model(self) -> dict[str, Choice]:
-        """Returns the choice of each model that a rule names."""
-        return {model: self.choices[at] for model, at in self.exact.items()}
-
-    def others(self) -> Choice | None:
-        """Returns the choice for all other models, or None without such a choice."""
-        return None if self.every == NO_CHOICE else self.choices[self.every]
+    def choice(self, model: str) -> Choice | None:
+        """Returns the choice of a model, or None if no rule applies."""
+        at = self.exact.get(model, self.every)
+        return None if at == NO_CHOICE else self.choices[at]
 
     def target(self, model: str, random: Callable[[], float]) -> str | None:
         """Returns the model to request instead of `model`, or None if no rule applies."""
-        at = self.exact.get(model, self.every)
-        return None if at == NO_CHOICE else self.choices[at].pick(random)
+        choice = self.choice(model)
+        return None if choice is None else choice.pick(random)
 
     def names(self) -> Iterator[str]:
         """Yields all models that rules name, as requested models or as targets."""

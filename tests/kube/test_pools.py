@@ -205,7 +205,7 @@ def test_pools_of_a_file_have_the_pods_and_the_rewrites_of_their_inference_pools
     until(lambda: told(picker, f"names port {own + 1}", f"says {own}"), "the file names another port")
     until(lambda: told(picker, "InferencePool 'nowhere'", "there is none"), "a pool is absent")
     found = {pool: table._documents.read(rewrites_of(pool)) for pool in range(3)}
-    models = {pool: set(rewrites.decode(each[1]).by_model()) for pool, each in found.items() if each is not None}
+    models = {pool: set(rewrites.decode(each[1]).exact) for pool, each in found.items() if each is not None}
     assert models == {0: {"alias"}, 2: {"lost"}}
     world.pod("qwen-1", "127.64.1.3", {"app": "qwen"})
     until(lambda: (1, "qwen-1-rank-0") in pools_of(table), "a new pod")

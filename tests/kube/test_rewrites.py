@@ -25,8 +25,7 @@ def rules(table: Table) -> dict[str, tuple[str, ...]]:
     """The object and the targets that count for each model. "" stands for all other models."""
     found = table._documents.read(REWRITES)
     known = rewrites.decode(found[1]) if found is not None else Rules()
-    others = known.others()
-    choices = known.by_model() | ({"": others} if others is not None else {})
+    choices = {model: choice for model in (*known.exact, "") if (choice := known.choice(model)) is not None}
     return {model: (choice.rewrite, *choice.models) for model, choice in choices.items()}
 
 

@@ -178,9 +178,8 @@ class Layout:
         self._check_room(known)
         self.groups = tuple(self.own_group(group) for group in (*GROUPS, *FLOW_GROUPS, *groups))
 
-        self.documents = document_schema_of(options.max_endpoints, objects=bool(options.objects_dir or options.pool_given))
-        if shape.objects is not None:
-            self.documents = document_schema_of_pools(options.max_endpoints, shape.objects, found=shape.found)
+        objects = shape.objects or (bool(options.objects_dir or options.pool_given),)
+        self.documents = document_schema_of(options.max_endpoints, objects, several=shape.objects is not None, found=shape.found)
         self.latency = latency_schema_of(shape.endpoints)
         self.status = reload_status.schema(self.listed)
         self.starts = StartsSchema(options.max_endpoints, self.workers_max)
@@ -335,24 +334,20 @@ def table_schema_of(columns: Sequence[str], *, slots: int, width: int) -> TableS
     return TableSchema(tuple(columns), slots, width)
 
 
-def document_schema_of(endpoints: int, *, objects: bool) -> DocumentSchema:
+def document_schema_of(endpoints: int, objects: Sequence[bool], *, several: bool = False, found: bool = False) -> DocumentSchema:
     """Returns the schema of the supervisor's documents, in the order of `workers.shared.documents`.
 
-    `objects`: whether objectives and model rewrites can come from files or from the API.
+    `objects`: which pools can have objectives and model rewrites, from files or from the API. `several`: whether a list of pools is
+    served, even if it has one pool. `found`: whether the picker finds InferencePools while it runs. Then no request finds its pool by its
+    model.
     """
     listed = DOCUMENT_BYTES_PER_ENDPOINT * endpoints
-    return DocumentSchema((listed, listed, OBJECTIVES_BYTES if objects else BANDS_BYTES, REWRITES_BYTES if objects else 1))
-
-
-def document_schema_of_pools(endpoints: int, objects: Sequence[bool], *, found: bool = False) -> DocumentSchema:
-    """Returns the schema of the supervisor's documents for several pools. `objects`: which pools may have objectives and rewrites.
-
-    `found`: whether the picker finds InferencePools while it runs. Then no request finds its pool by its model.
-    """
-    listed = DOCUMENT_BYTES_PER_ENDPOINT * endpoints
-    each = ((POOL_OBJECTIVES_BYTES, POOL_REWRITES_BYTES) if has else (POOL_BANDS_BYTES, 1) for has in objects)
-    last = (1 if found else MODELS_BYTES, NAME_BYTES * len(objects))
-    return DocumentSchema((listed, listed, *itertools.chain.from_iterable(each), *last))
+    full, bands = (OBJECTIVES_BYTES, REWRITES_BYTES), BANDS_BYTES
+    if several:
+        full, bands = (POOL_OBJECTIVES_BYTES, POOL_REWRITES_BYTES), POOL_BANDS_BYTES
+    each = itertools.chain.from_iterable(full if has else (bands, 1) for has in objects)
+    last = (1 if found else MODELS_BYTES, NAME_BYTES * len(objects)) if several else ()
+    return DocumentSchema((listed, listed, *each, *last))
 
 
 def latency_schema_of(endpoints: Sequence[int]) -> DocumentSchema:

@@ -46,7 +46,7 @@ def unit_bytes(columns: int = COLUMNS_USUAL) -> UnitBytes:
     entry = (many - few) // entries
     names = [str(column) for column in range(columns)]
     table = table_schema_of(names, slots=endpoints, width=room_for(names)).bytes
-    listed, alone = (document_schema_of(count, objects=True).bytes for count in (endpoints, 1))
+    listed, alone = (document_schema_of(count, [True]).bytes for count in (endpoints, 1))
     modelled, model = (latency_schema_of((count,)).bytes for count in (endpoints, 1))
     series = sum(series_schema_of(group, areas=1).area_bytes for group in (*GROUPS, *FLOW_GROUPS))
     bare = AreaSchema(endpoints, (), (), (), areas=1).area_bytes

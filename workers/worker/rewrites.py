@@ -17,7 +17,7 @@ import msgspec
 from compiled.classes import subclassed
 from epp.metrics.label_caps import LabelCaps
 from epp.metrics.request_series import MODEL_REWRITE_DECISIONS
-from epp.request.model_rewrite import Choice, Rules
+from epp.request.model_rewrite import Rules
 from shm.documents import DocumentReader, DocumentView
 from shm.series import SeriesWriter
 from workers.shared.documents import rewrites_of
@@ -42,8 +42,6 @@ class RewritesView(DocumentView[Rules]):
         self._decided = decisions.counter_at[MODEL_REWRITE_DECISIONS.name]
         self._caps = caps
         self._random = random
-        self._exact: dict[str, Choice] = {}
-        self._default: Choice | None = None
 
     def present(self) -> Rewriting | None:
         """Returns the present rules as a function, or None without rules. Called for each request."""
@@ -54,15 +52,13 @@ class RewritesView(DocumentView[Rules]):
         """Reads the document if it has changed. Returns whether it has changed."""
         if not super().look():
             return False
-        rules = self.content
-        self._caps.pin(rules.names())
-        self._exact, self._default = rules.by_model(), rules.others()
-        self._rewriting = self._target if self._exact or self._default is not None else None
+        self._caps.pin(self.content.names())
+        self._rewriting = self._target if self.content.choices else None
         return True
 
     def _target(self, model: str) -> str | None:
         """Returns the model to request instead of `model`, or None if no rule matches."""
-        choice = self._exact.get(model, self._default)
+        choice = self.content.choice(model)
         if choice is None:
             return None
         target = choice.pick(self._random)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.request.model_rewrite import WEIGHT_MAX, Choice, Rewrite, Rule, Rules, Target, compiled
+from epp.request.model_rewrite import WEIGHT_MAX, Rewrite, Rule, Rules, Target, compiled
 from tests.examples import examples
 
 MODELS = ("a", "b", "c")
@@ -22,18 +22,13 @@ def rewrite(name: str, *rules: Rule, created: float | None = None) -> Rewrite:
     return Rewrite(name, created, rules)
 
 
-def choice(rules: Rules, model: str) -> Choice | None:
-    return rules.by_model().get(model, rules.others())
-
-
 def target(rules: Rules, model: str, drawn: float = 0.0) -> str | None:
-    chosen = choice(rules, model)
-    return None if chosen is None else chosen.pick(lambda: drawn)
+    return rules.target(model, lambda: drawn)
 
 
 def test_without_rules_no_model_has_a_choice() -> None:
     assert compiled([]) == Rules()
-    assert choice(Rules(), "a") is None
+    assert Rules().choice("a") is None
 
 
 def test_a_rule_that_names_the_model_precedes_an_older_rule_for_every_model() -> None:
@@ -73,7 +68,7 @@ def test_rules_that_can_never_apply_are_dropped() -> None:
 
 
 def test_a_choice_has_the_name_of_its_object() -> None:
-    chosen = choice(compiled([rewrite("r", rule("x"))]), "a")
+    chosen = compiled([rewrite("r", rule("x"))]).choice("a")
     assert chosen is not None and chosen.rewrite == "r"
 
 
@@ -105,7 +100,7 @@ def test_the_drawn_number_selects_the_target_by_cumulative_weight(weights: list[
 def test_the_share_of_a_target_is_its_weight_over_the_sum(weights: tuple[int, ...]) -> None:
     """Weight 0 stands for no weight. The bound is five standard deviations."""
     targets = [(str(at), weight) if weight else str(at) for at, weight in enumerate(weights)]
-    chosen, rng, count = choice(compiled([rewrite("r", rule(*targets))]), "a"), random.Random(7), 20_000
+    chosen, rng, count = compiled([rewrite("r", rule(*targets))]).choice("a"), random.Random(7), 20_000
     assert chosen is not None
     drawn = Counter(chosen.pick(rng.random) for _ in range(count))
     for at, weight in enumerate(weights):
@@ -116,7 +111,7 @@ def test_the_share_of_a_target_is_its_weight_over_the_sum(weights: tuple[int, ..
 @given(st.lists(st.integers(1, 50), min_size=2, max_size=6), st.randoms(use_true_random=False))
 @examples(40)
 def test_shares_follow_any_weights(weights: list[int], rng: random.Random) -> None:
-    chosen, count = choice(compiled([rewrite("r", rule(*((str(n), w) for n, w in enumerate(weights))))]), "a"), 2_000
+    chosen, count = compiled([rewrite("r", rule(*((str(n), w) for n, w in enumerate(weights))))]).choice("a"), 2_000
     assert chosen is not None
     seeded = random.Random(rng.getrandbits(32))
     drawn = Counter(chosen.pick(seeded.random) for _ in range(count))
@@ -152,5 +147,5 @@ rewrites_ = st.builds(
 def test_compiled_rules_agree_with_a_search_of_all_rules_in_order(rewrites: list[Rewrite]) -> None:
     rules = compiled(rewrites)
     for model in (*MODELS, "other", ""):
-        chosen = choice(rules, model)
+        chosen = rules.choice(model)
         assert (() if chosen is None else (chosen.rewrite, *chosen.models)) == oracle(rewrites, model)

@@ -47,8 +47,7 @@ class World:
         """The target of each model; "" stands for all other models."""
         found = self.reader.read(REWRITES)
         rules = rewrites.decode(found[1]) if found is not None else Rules()
-        others = rules.others()
-        return {m: c.models[0] for m, c in rules.by_model().items()} | ({"": others.models[0]} if others else {})
+        return {model: choice.models[0] for model in (*rules.exact, "") if (choice := rules.choice(model)) is not None}
 
 
 def rewrite(name: str, model: str, target: str) -> str:
