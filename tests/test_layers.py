@@ -29,6 +29,7 @@ from tests.layers import (
     cycle_violations,
     docstring_violations,
     entry_violations,
+    forget,
     fork_violations,
     import_violations,
     imports,
@@ -45,6 +46,7 @@ def test_every_module_keeps_the_rules() -> None:
     try:
         found = list(violations(sources(PACKAGES)))
     finally:
+        forget()
         gc.enable()
     assert found == []
 
