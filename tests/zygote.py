@@ -1,7 +1,9 @@
 """Forks pickers, simulated servers and commands from processes that have imported them: a start takes a fifth of the CPU.
 
     forked(argv, out, err)                 in pytest: starts a command line as a child of a zygote
-    python -P -m tests.zygote MODULE...    a zygote: imports the modules, and forks a child for each request on its standard input
+    python -P -m tests.zygote NAME...      a zygote: imports modules, and forks a child for each request on its standard input
+
+A name `module:function` also calls a function that imports more.
 
 A zygote has one thread and no state but its imports. A child gets the session, arguments, environment, directory and files of a new
 process, and runs its module as `python -m` does. A test can see the difference in /proc/PID/cmdline and environ. All children of a zygote
@@ -33,12 +35,23 @@ from typing import Any, Final
 from loadtest.demo.children import PR_SET_PDEATHSIG, environment, new_process, python
 
 PYTHON: Final = python()
-COMMANDS: Final = "workers.cli.doctor.command workers.cli.explain workers.cli.top.command workers.cli.reload"
+COMMANDS: Final = (
+    "workers.cli.doctor.command workers.cli.doctor.access workers.cli.explain workers.cli.check workers.cli.record workers.cli.reload "
+    "workers.cli.top.command workers.supervisor.kube.election workers.shared.recording.export encodings.idna"
+)
+SERVERS: Final = (
+    "loadtest.sim.fleet loadtest.sim.server loadtest.sim.events loadtest.sim.kv_publisher loadtest.sim.kv_settings argparse encodings.idna "
+    "resource shutil uvloop"
+)
+SERVE: Final = (
+    "workers.cli.serve workers.cli.trial workers.supervisor.main:import_own workers.supervisor.kube.session workers.worker.main "
+    "workers.supervisor.replication workers.supervisor.kv_events.main epp.config.registry:known numpy.ma encodings.idna"
+)
 IMPORTED: Final = {  # by the first one or two words of a command line
-    "workers serve": "workers.cli.serve workers.cli.trial workers.supervisor.main workers.supervisor.kube.session workers.worker.main",
+    "workers serve": SERVE,
     "workers demo": "",  # a new process, like all that it starts
     "workers": COMMANDS,
-    "loadtest.sim.main": "loadtest.sim.fleet loadtest.sim.server",
+    "loadtest.sim.main": SERVERS,
     "tests.faults.fake_picker": "epp.config.load workers.process.parent workers.process.instance",
 }
 DECIDING: Final = ("EPP_COMPILED", "PYTHON", "OPENBLAS_", "COV", "LD_", "MALLOC_", "LC_", "LANG", "TZ")  # prefixes
@@ -165,7 +178,10 @@ def become(control: socket.socket, parent: int, files: Sequence[int], variables:
 
 if __name__ == "__main__":
     for name in sys.argv[1:]:
-        importlib.import_module(name)
+        module, _, function = name.partition(":")
+        imported = importlib.import_module(module)
+        if function:
+            getattr(imported, function)()
     gc.freeze()
     module, *sys.argv[1:] = obey(socket.socket(fileno=0))
     runpy.run_module(module, run_name="__main__", alter_sys=True)
