@@ -29,6 +29,7 @@ from tests.zygote import forked, started
 READY_S = 40.0
 ANSWER_S = 40.0
 PAGE_S = 5.0  # of a metrics page
+POLL_S, POLL_GROWTH, POLL_MAX_S = 0.02, 1.5, 0.3  # of `eventually`
 STARTS_MAX = 3  # of a picker, if its ports are taken
 MODEL = "sim-model"
 CHAT = "/v1/chat/completions"
@@ -334,12 +335,17 @@ async def ask_all(port: int, path: str, bodies: Sequence[bytes], within_s: float
 
 
 def eventually(condition: Callable[[], bool], seconds: float = 15.0) -> bool:
-    """Waits until the condition is true, for at most `seconds`. Returns whether it became true."""
+    """Waits until the condition is true, for at most `seconds`. Returns whether it became true.
+
+    The pauses between two looks grow, because many conditions are dear: a metrics page takes 9 ms of CPU, and `epp doctor` 280 ms.
+    """
     deadline = time.monotonic() + seconds
+    pause_s = POLL_S
     while not condition():
         if time.monotonic() > deadline:
             return False
-        time.sleep(0.05)
+        time.sleep(pause_s)
+        pause_s = min(POLL_GROWTH * pause_s, POLL_MAX_S)
     return True
 
 
