@@ -21,6 +21,7 @@ from tests.e2e.test_warm import child_pid
 __all__ = ["fleet"]  # a fixture
 
 CLIENTS = 4
+PAUSE_S = 0.05  # of a client between two requests: four clients show a failure that lasts 20 ms
 LONG_S = 60.0
 BUSY_S = 240.0  # without the right to a core, it takes an interval in which other processes leave one
 FIRST_APPROXIMATE = {"sim-rank-0": False, "sim-rank-1": True, "sim-rank-2": True}
@@ -28,7 +29,7 @@ AT_ONCE = 500  # messages of an endless replay
 
 
 class Clients:
-    """Runs clients that send one request after the other. `failed`: what went wrong."""
+    """Runs clients that send a request, and the next one PAUSE_S after the answer. `failed`: what went wrong."""
 
     def __init__(self, world: World) -> None:
         self.answered = 0
@@ -54,7 +55,7 @@ class Clients:
 
     def _ask(self, client: int) -> None:
         number = 0
-        while not self._stop.is_set():
+        while not self._stop.wait(PAUSE_S):
             number += 1
             try:
                 status = ask(self._world.gateway, COMPLETIONS, completion(f"{client} {number}", max_tokens=1)).status
@@ -130,9 +131,10 @@ def test_a_cut_stream_makes_its_endpoint_approximate_soon_and_only_that_one(worl
     assert world.target(prompt(9)) == 0
 
 
-@pytest.mark.timeout(600)
-def test_a_publisher_that_floods_is_named_and_delays_no_other(world: World) -> None:
-    publisher, stopped = world.publishers[0], threading.Event()
+@contextlib.contextmanager
+def flooded(publisher: KvPublisher) -> Iterator[None]:
+    """Publishes more than the picker can apply while the block runs."""
+    stopped = threading.Event()
     costly = payload([publisher.dialect.removed([1] * BLOCKS_MAX)])  # small on the wire, milliseconds to apply
 
     def flood() -> None:
@@ -141,19 +143,32 @@ def test_a_publisher_that_floods_is_named_and_delays_no_other(world: World) -> N
                 publisher.publish_bytes(costly)
 
     thread = threading.Thread(target=flood)
+    thread.start()
+    try:
+        yield
+    finally:
+        stopped.set()
+        thread.join()
+
+
+def next_report(world: World, garbling: int) -> None:
+    """Waits until the picker has reported a malformed event, and so begins a new interval. `garbling`: the server that sends it."""
+    world.publishers[garbling].publish_bytes(b"garbage")
+    assert log(world, "kv-events: an endpoint sends malformed events")
+
+
+@pytest.mark.timeout(600)
+def test_a_publisher_that_floods_is_named_and_delays_no_other(world: World) -> None:
     before = child_pid(world.picker, "kv-events")
     own_core(before)  # so that it can take most of its time
     received = world.picker.counter("kv_cache_events_messages_received_total")
+    next_report(world, 1)
     with Clients(world) as clients:
-        thread.start()
-        try:
-            assert log(world, "kv-events: the events of one endpoint take most of the time", BUSY_S)
+        with flooded(world.publishers[0]):
             world.hold(1, prompt(9))
             assert eventually(lambda: world.held(1) == 60.0, LONG_S)
             assert eventually(lambda: world.precise().get("sim-rank-1", False), LONG_S)
-        finally:
-            stopped.set()
-            thread.join()
+            assert log(world, "kv-events: the events of one endpoint take most of the time", BUSY_S)
         assert clients.more()
     assert clients.failed == []
     assert world.picker.counter("kv_cache_events_messages_received_total") > received
