@@ -13,7 +13,7 @@ from tests.e2e.cluster import COMPLETIONS, Answer, Cluster, Fleet, Picker, ask, 
 from tests.e2e.conftest import FAST
 
 SERVERS = 4
-REQUESTS, SECONDS = 240, 6.0
+REQUESTS, SECONDS = 120, 6.0
 SHARE_MAX = 0.3
 RETURNS_S = 60.0  # the longest back-off is 30 s
 TOO_LONG = 10**9  # tokens that no server can generate

@@ -21,6 +21,7 @@ from tests.e2e.test_warm import child_pid
 from workers.host.exit_codes import ExitCode
 
 POOLS = ("one", "two", "three")
+PAUSE_S = 0.05  # of a thread between two rounds of requests
 QUEUE = "plugins: [{type: queue-scorer}]\n"
 CACHE = "plugins: [{type: kv-cache-utilization-scorer}]\n"
 FLOW = "featureGates: [flowControl]\n" + QUEUE
@@ -106,7 +107,7 @@ class Site:
         """Asks for these pools until `stop` is set, and notes answers that are not good."""
 
         def work() -> None:
-            while not stop.is_set():
+            while not stop.wait(PAUSE_S):
                 for pool in pools:
                     self.asked += 1
                     answer = self.ask(pool)

@@ -5,6 +5,7 @@ import contextlib
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from tests.epp.config.test_invalid_documents import CASES
 from workers.cli.reload import Watched
 from workers.shared.reload_status import ReloadStatus
 
+PAUSE_S = 0.05  # between two requests
 HEAD = "apiVersion: llm-d.ai/v1\nkind: EndpointPickerConfig\n"
 PLUGIN = """
 import os, time
@@ -191,6 +193,7 @@ def test_a_plugin_that_hangs_is_refused_and_requests_go_on(world: World, place: 
     bench.replace(world.config, world.discovery("- {type: odd-scorer}\n", MEMBER))
     while world.status().finished == before:
         assert ask(port, COMPLETIONS, completion("a", max_tokens=1)).status == 200
+        time.sleep(PAUSE_S)
     assert "took more than" in world.status().text
 
 

@@ -21,7 +21,7 @@ from tests.e2e.cluster import COMPLETIONS, MODEL, Cluster, Fleet, Picker, comple
 
 ROLLS = 3
 CLIENTS = 12
-TOKENS = 30
+TOKENS = 10
 ENVOY_THREADS = 2
 WORKERS = 2
 HEALTHY_S = 20.0
@@ -65,7 +65,7 @@ class Rolling:
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
-        self.fleet: Fleet = cluster.fleet(4, "--prefill-us-per-token", "1", "--decode-ms", "10", "--model", MODEL)
+        self.fleet: Fleet = cluster.fleet(4, "--prefill-us-per-token", "1", "--decode-ms", "30", "--model", MODEL)
         self.config = cluster.directory / "rolling.yaml"
         self.config.write_text(picker_config(self.fleet.file))
         self.port, self.admin, *ports = free_ports(8)
