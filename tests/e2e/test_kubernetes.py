@@ -8,6 +8,7 @@ import http.client
 import json
 import os
 import signal
+import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ from aiohttp import web
 from loadtest.demo.children import command_name, descendants, python
 from loadtest.demo.ports import free_ports
 from tests.e2e.cluster import COMPLETIONS, LOOPBACK, Cluster, Picker, ask, completion, eventually, run
+from tests.waiting import turns
 from tests.workers.supervisor.kube.fake import PODS, POOLS, FakeApi, pod, pool
 from workers.supervisor.kube.errors import ApiError, Unreachable
 
@@ -37,6 +39,7 @@ class HttpApi:
         self._port = port
         self._loop = asyncio.new_event_loop()
         self._runner: web.AppRunner | None = None
+        self._listening: socket.socket
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
 
@@ -67,12 +70,16 @@ class HttpApi:
         app.router.add_post("/apis/authorization.k8s.io/{path:.*}", self._allow)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
         await self._runner.setup()
-        await web.TCPSite(self._runner, LOOPBACK, self._port).start()
+        self._listening = socket.create_server((LOOPBACK, self._port))
+        await web.SockSite(self._runner, self._listening).start()
 
     async def _stop(self) -> None:
         if self._runner is not None:
+            self._loop.remove_reader(self._listening)
+            await turns(3)  # a server that is closed while it accepts a connection never closes that connection
             self.api.break_watches()
             await self._runner.cleanup()
+            await turns(3)  # a connection that was open is closed in a later turn
             self._runner = None
 
     async def _allow(self, _request: web.Request) -> web.Response:
