@@ -268,9 +268,9 @@ def read_endpoints(file: Path) -> list[Address]:
     return [(entry["address"], int(entry["port"])) for entry in yaml.safe_load(file.read_text())["endpoints"]]
 
 
-def get(port: int, path: str) -> bytes | None:
-    """Returns the body of a page on loopback. Returns None unless the status is 200."""
-    connection = http.client.HTTPConnection(LOOPBACK, port, timeout=PROBE_S)
+def get(port: int, path: str, patience_s: float = PROBE_S) -> bytes | None:
+    """Returns the body of a page on loopback. Returns None unless the status is 200, or if nothing comes for `patience_s`."""
+    connection = http.client.HTTPConnection(LOOPBACK, port, timeout=patience_s)
     try:
         connection.request("GET", path)
         response = connection.getresponse()

@@ -64,7 +64,7 @@ class Picker:
     def page(self) -> str:
         """Returns the metrics page. Asks again for a while if the supervisor is not there, or late."""
         pages: list[bytes | None] = []
-        eventually(lambda: pages.append(get(self.metrics, "/metrics")) or pages[-1] is not None, PAGE_S)
+        eventually(lambda: pages.append(get(self.metrics, "/metrics", PAGE_S)) or pages[-1] is not None, PAGE_S)
         return (pages[-1] or b"").decode()
 
     def gauge(self, name: str) -> list[float]:
