@@ -14,8 +14,10 @@ LOAD: Final = 5
 MEMORY: Final = 6
 
 # The cells that a worker has for each slot in `shm.prefills.PromptStarts`. START: since when the endpoint works on the prompt at its front.
-# SEEN: the start after which the worker has sent prompts there. LATE: the tokens of these prompts
+# SEEN: the start after which the worker has sent prompts there. LATE: the tokens of these prompts. PROMPTS: how many of the worker's
+# prompts count in INFLIGHT_TOKENS of the endpoint
 START: Final = 0
 SEEN: Final = 1
 LATE: Final = 2
-CELLS: Final = 3
+PROMPTS: Final = 3
+CELLS: Final = 4

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from compiled import calls
-from compiled.outlook import CELLS, START
+from compiled.outlook import CELLS, PROMPTS, START
 from shm.layout import ROW_ALIGNMENT, WORD, Layout, aligned
 from shm.segment import Floats, Region
 
@@ -112,15 +112,15 @@ class StartsSchema(Layout):
         self.slots, self.workers = slots, workers
         self.cells_bytes = aligned(slots * WORD, ROW_ALIGNMENT)
         self.bytes = workers * CELLS * self.cells_bytes
-        super().__init__("starts", "starts 2", slots=slots, workers=workers)
+        super().__init__("starts", "starts 3", slots=slots, workers=workers)
 
 
 class PromptStarts:
     """Since when each endpoint computes its first prompt without a token: a start per slot, in monotonic seconds; 0 if not known.
 
-    Writes one row, reads all. `own`: the starts of worker `index`, one per slot. `rows`: all cells (`compiled.outlook`), shape (workers,
-    CELLS, slots), padded to whole cache lines. The newest start of a slot counts. So the row of a worker that has ended does no harm, and
-    nothing is ever cleared.
+    Writes one row, reads all. `own`, `prompts`: the cells START and PROMPTS of worker `index`, one per slot. `rows`: all cells
+    (`compiled.outlook`), shape (workers, CELLS, slots), padded to whole cache lines. The newest start of a slot counts, so the starts of a
+    worker that has ended do no harm. A worker clears its numbers of prompts at its start.
     """
 
     def __init__(self, schema: StartsSchema, region: Region, index: int) -> None:
@@ -128,3 +128,5 @@ class PromptStarts:
         self.rows = rows
         self.index = index
         self.own: Floats = rows[index, START, : schema.slots]
+        self.prompts = rows[index, PROMPTS, : schema.slots].data
+        rows[index, PROMPTS] = 0.0

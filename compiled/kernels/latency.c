@@ -97,7 +97,7 @@ static void delay_later(const double *p, double *made, npy_intp n) {
     for (npy_intp i = 0; i < n; i++) made[COSTS * n + i] += later * p[REST] * larger(0.0, made[TOKENS * n + i] - p[LONG]) / THOUSAND;
 }
 
-enum { START, SEEN, LATE, CELLS }; /* as in compiled.outlook */
+enum { START, SEEN, LATE, PROMPTS, CELLS }; /* as in compiled.outlook */
 
 /* Returns a cell of a worker and a slot. `starts`: shape (workers, CELLS, slots). */
 static double *start_cell(PyArrayObject *starts, npy_intp worker, int cell, npy_intp slot) {
@@ -119,6 +119,15 @@ static double at_front(PyArrayObject *starts, npy_intp slot, double begun, doubl
     for (npy_intp worker = 0; worker < PyArray_DIM(starts, 0); worker++)
         if (*start_cell(starts, worker, SEEN, slot) == begun) front -= *start_cell(starts, worker, LATE, slot);
     return front > 0.0 ? front : ahead;
+}
+
+/* Returns how many of the tokens ahead are of prompts that wait, if so many of those prompts do; all if their number is not known. */
+static double at_back(PyArrayObject *starts, npy_intp slot, double waited, double ahead) {
+    double prompts = 0.0;
+    if (!(waited > 0.0)) return 0.0;
+    if (slot >= 0 && slot < PyArray_DIM(starts, 2))
+        for (npy_intp worker = 0; worker < PyArray_DIM(starts, 0); worker++) prompts += *start_cell(starts, worker, PROMPTS, slot);
+    return prompts > waited ? ahead * waited / prompts : ahead;
 }
 
 static PyArrayObject *starts_of(PyObject *object, int written, const char *name) {
@@ -185,7 +194,7 @@ KERNEL(first_tokens) {
             .sent = larger(0.0, inflight - DATA(double, a[BEFORE])[i]),
         };
         double holds = DATA(double, a[ROOM])[i], waited = DATA(double, a[WAITED])[i] + inflight - DATA(double, a[BEFORE])[i];
-        double used = DATA(double, a[USAGE])[i], needed = used * holds + (waited > 0.0 ? s.ahead : 0.0) + prompt;
+        double used = DATA(double, a[USAGE])[i], needed = used * holds + at_back(starts, slot, waited, s.ahead) + prompt;
         if (holds > 0.0) {
             s.memory = p[PLACE_S] * larger(0.0, needed - holds) / holds;
             s.displaced = p[DISPLACED] * p[PLACE_S] * s.tokens / holds * sharp(larger(0.0, used), p[SHARP]);

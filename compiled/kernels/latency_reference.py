@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compiled.kernels.reference import fewest, waiting
-from compiled.outlook import AHEAD, CELLS, COSTS, LATE, SEEN, START, UNCACHED
+from compiled.outlook import AHEAD, CELLS, COSTS, LATE, PROMPTS, SEEN, START, UNCACHED
 
 Floats = NDArray[np.float64]
 
@@ -55,10 +55,11 @@ def first_tokens(
 
     `parameters`: PARAMETERS. `speeds`, `limits`: a value per slot; slots beyond their ends have the usual ones. `starts`, shape (workers,
     CELLS, slots): since when each endpoint works on the prompts at the front (the newest counts, and 0 is not known), and what `follow`
-    adds. Then it computes only prompts that were there; with a `crowded` KV cache, it may have waited for memory. Per candidate: `slots`;
-    `held`: blocks of the prompt that it has cached, None: nowhere; `ahead`: tokens in flight; `inflight`, `before`: requests in flight now
-    and at the last scrape; `running`, `waiting`: what that scrape found; `usage`: the taken part of the KV cache; `room`: how many tokens
-    that holds, 0: not known. Raises ValueError if they differ in length, and TypeError for starts of another kind.
+    adds. Then it computes only prompts that were there; with a `crowded` KV cache, it may have waited for memory. The numbers of PROMPTS
+    say which share of the tokens ahead is of prompts that wait. Per candidate: `slots`; `held`: blocks of the prompt that it has cached,
+    None: nowhere; `ahead`: tokens in flight; `inflight`, `before`: requests in flight now and at the last scrape; `running`, `waiting`:
+    what that scrape found; `usage`: the taken part of the KV cache; `room`: how many tokens that holds, 0: not known. Raises ValueError if
+    they differ in length, and TypeError for starts of another kind.
     """
     _check(starts, False, "first_tokens")
     lengths = {len(column) for column in (slots, ahead, inflight, before, running, waiting, usage, room, slots if held is None else held)}
@@ -77,7 +78,7 @@ def first_tokens(
         load = max(float(now_there), ran + waited + now_there - then)
         rest_tokens = max(0.0, float(tokens_ahead))
         begun = _newest(starts, slot) if rest_tokens > 0.0 and 0 <= slot < starts.shape[2] else 0.0
-        queued = rest_tokens if waited + now_there - then > 0.0 else 0.0
+        queued = _at_back(starts, slot, waited + now_there - then, rest_tokens)
         room_s = p["place_s"] * max(0.0, used * holds + queued + prompt - holds) / holds if holds > 0.0 else 0.0
         # Prompts that wait for memory are not computed meanwhile.
         elapsed = max(0.0, now - begun) if begun > 0.0 and room_s <= 0.0 else 0.0
@@ -140,9 +141,17 @@ def _at_front(starts: Floats, slot: int, begun: float, ahead: float) -> float:
     front = ahead
     if begun <= 0.0:
         return ahead
-    for seen, late in starts[:, SEEN:, slot].tolist():
+    for seen, late in starts[:, SEEN : LATE + 1, slot].tolist():
         front -= late if seen == begun else 0.0
     return front if front > 0.0 else ahead
+
+
+def _at_back(starts: Floats, slot: int, waited: float, ahead: float) -> float:
+    """Returns how many of the tokens ahead are of prompts that wait, if so many of those prompts do; all if their number is not known."""
+    if not waited > 0.0:
+        return 0.0
+    prompts = float(starts[:, PROMPTS, slot].sum()) if 0 <= slot < starts.shape[2] else 0.0
+    return ahead * waited / prompts if prompts > waited else ahead
 
 
 def cell(outlook: Floats, row: int, index: int) -> float:

@@ -3,7 +3,7 @@
 import numpy as np
 
 from compiled import calls
-from compiled.outlook import CELLS, START
+from compiled.outlook import CELLS, PROMPTS, START
 from epp.learning.model import FirstToken, Floats, LatencyModel
 
 
@@ -27,6 +27,10 @@ class LocalLearning:
     def follows(self, slot: int, tokens: float) -> None:
         self._reach(slot)
         calls.follow(self._starts, 0, slot, tokens)
+
+    def counts(self, slot: int, prompts: int) -> None:
+        self._reach(slot)
+        self._starts[0, PROMPTS, slot] += prompts
 
     def _reach(self, slot: int) -> None:
         missing = slot + 1 - self._starts.shape[2]

@@ -16,8 +16,9 @@ The features of an endpoint for one request:
   time that an answer lasts / limit. The limit is the largest batch that was seen, once requests have waited at this batch size; a batch
   that is limited by memory lowers the limit slowly. If an endpoint's limit is not known yet, it is the usual limit of the other endpoints;
 - running: requests in the batch.
-- memory: further seconds until the KV cache has room for this prompt and for all that wait. Memory becomes free as answers end: the whole
-  cache within the mean time that an answer lasts. Meanwhile, the endpoint computes the prompts ahead. No answer corrects this prediction.
+- memory: further seconds until the KV cache has room for this prompt and for all that wait. Of the prompts ahead, those wait that the last
+  scrape found waiting, and those that were sent since; the others have their room. Memory becomes free as answers end: the whole cache
+  within the mean time that an answer lasts. Meanwhile, the endpoint computes the prompts ahead. No answer corrects this prediction.
 
 All endpoints of the pool share the coefficients (`epp.learning.least_squares`), so the model can predict a new endpoint from the first
 request on. Each endpoint has its own speed (`epp.learning.speed`). The geometric mean of all speeds is 1. The model learns a speed from

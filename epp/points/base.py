@@ -123,7 +123,7 @@ class Learning(Protocol):
     def starts(self) -> NDArray[np.float64]:
         """Returns since when each endpoint has worked on its first prompt without a first token, in monotonic seconds; 0 if not known.
 
-        float64, shape (workers, 3, slots). The newest value of a slot counts. The other cells are those of `follows`.
+        float64, shape (workers, CELLS, slots). The newest value of a slot counts. The other cells are those of `follows` and `counts`.
         """
 
     def begins(self, slot: int, now: float) -> None:
@@ -131,6 +131,9 @@ class Learning(Protocol):
 
     def follows(self, slot: int, tokens: float) -> None:
         """Records that a prompt of so many tokens was sent to an endpoint that works on others since its last start."""
+
+    def counts(self, slot: int, prompts: int) -> None:
+        """Adds to the number of prompts whose tokens count in INFLIGHT_TOKENS of an endpoint."""
 
     def learn_first(self, seen: FirstToken) -> None:
         """Reports a time to the first token, as `LatencyModel.learn_first`. Never waits."""

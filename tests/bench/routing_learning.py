@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from compiled import calls
-from compiled.outlook import CELLS, START
+from compiled.outlook import CELLS, PROMPTS, START
 from epp.learning import state
 from epp.learning.model import FirstToken, Floats, LatencyModel
 from tests.bench.routing_traffic import SERVERS
@@ -44,6 +44,9 @@ class SharedLearning:
 
     def follows(self, slot: int, tokens: float) -> None:
         calls.follow(self._starts, 0, slot, tokens)
+
+    def counts(self, slot: int, prompts: int) -> None:
+        self._starts[0, PROMPTS, slot] += prompts
 
     def learn_first(self, seen: FirstToken) -> None:
         self._samples.append((self._now + LEARN_S, lambda: self._model.learn_first(seen)))

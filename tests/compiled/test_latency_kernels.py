@@ -63,7 +63,7 @@ def test_first_tokens_are_those_of_the_reference(given_: list[Any]) -> None:
 @native_only
 @given(st.lists(st.tuples(st.integers(-1, 2), st.integers(-1, 3), st.booleans(), st.floats(0.0, 1e6)), max_size=12))
 def test_follow_writes_what_the_reference_writes(steps: list[tuple[int, int, bool, float]]) -> None:
-    first, second = np.zeros((2, 3, 3)), np.zeros((2, 3, 3))
+    first, second = np.zeros((2, CELLS, 3)), np.zeros((2, CELLS, 3))
     for now, (worker, slot, begins, tokens) in enumerate(steps, 1):
         refused = []
         for follow, starts in ((kernels.follow, first), (reference.follow, second)):
@@ -182,7 +182,7 @@ def test_a_fit_is_that_of_the_reference(observations: list[tuple[list[float], fl
 @pytest.mark.parametrize("wrong", [0, 1, 2, 5, 9, 13, 15])
 def test_columns_of_different_lengths_are_refused(wrong: int) -> None:
     n = np.zeros(2)
-    given_ = [np.ones(len(reference.PARAMETERS)), n, n, np.zeros((1, 3, 4)), 1.0, np.array([0, 1]), 1.0, None, 0.0, n, n, n, n, n, n, n]
+    given_ = [np.ones(len(reference.PARAMETERS)), n, n, np.zeros((1, CELLS, 4)), 1.0, np.array([0, 1]), 1.0, None, 0.0, n, n, n, n, n, n, n]
     kernels.first_tokens(*given_)
     given_[wrong] = np.zeros(3, dtype=given_[wrong].dtype)
     with pytest.raises(ValueError, match="differ in length"):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from compiled.outlook import CELLS, START
+from compiled.outlook import CELLS, PROMPTS, START
 from shm.prefills import PromptStarts, StartsSchema
 from shm.segment import Region
 
@@ -17,6 +17,16 @@ def test_the_newest_start_of_a_slot_counts_whichever_worker_saw_it() -> None:
     workers[1].own[4] = 3.0
     for worker in workers:
         assert worker.rows.max(axis=0)[START, :5].tolist() == [0.0, 9.0, 0.0, 0.0, 3.0]
+
+
+def test_a_worker_that_begins_again_clears_its_own_numbers_of_prompts_only() -> None:
+    region = Region(memoryview(bytearray(SCHEMA.bytes)))
+    workers = [PromptStarts(SCHEMA, region, index) for index in range(2)]
+    for worker in workers:
+        worker.own[3], worker.prompts[3] = 7.0, 2.0
+    PromptStarts(SCHEMA, region, 1)
+    assert workers[0].rows[:, PROMPTS, 3].tolist() == [2.0, 0.0, 0.0]
+    assert workers[1].own[3] == 7.0
 
 
 def test_rows_do_not_share_cache_lines() -> None:

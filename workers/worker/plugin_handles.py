@@ -160,6 +160,9 @@ class SharedLearning:
     def follows(self, slot: int, tokens: float) -> None:
         follow(self._starts.rows, self._starts.index, slot, tokens)
 
+    def counts(self, slot: int, prompts: int) -> None:
+        self._starts.prompts[slot] += prompts
+
     def learn_first(self, seen: FirstToken) -> None:
         self._learn(samples.first_token(seen))
 

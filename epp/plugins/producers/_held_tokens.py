@@ -127,13 +127,13 @@ class HeldTokens:
         primary = decision.run(decision.primary)
         if primary is not None:
             tokens = _uncached(prompt, match, primary) + output
-            self._load.add_tokens(primary.target, tokens)
+            self._count(primary.target, tokens, 1)
             held.endpoint, held.tokens = primary.target, tokens
         if len(decision.runs) > 1:
             others = [run for name, run in decision.runs.items() if run is not None and name != decision.primary]
             for run in others:
                 tokens = _uncached(prompt, match, run) + output
-                self._load.add_tokens(run.target, tokens)
+                self._count(run.target, tokens, 1)
                 held.secondary = [*held.secondary, (run.target, tokens)]
         if not request.streaming and primary is not None:
             self._release_when_due(request, decision.run(decision.prefill) or primary, held)
@@ -176,10 +176,14 @@ class HeldTokens:
         if secondary:
             held.secondary = NONE
             for other, tokens in secondary:
-                self._load.add_tokens(other, -tokens)
+                self._count(other, -tokens, -1)
         if everything and endpoint is not None:
             held.endpoint = None
-            self._load.add_tokens(endpoint, -held.tokens)
+            self._count(endpoint, -held.tokens, -1)
+
+    def _count(self, endpoint: Endpoint, tokens: int, prompts: int) -> None:
+        self._load.add_tokens(endpoint, tokens)
+        self._learning.counts(endpoint.slot, prompts)
 
 
 def _uncached(prompt: int, match: PrefixMatch | None, run: ProfileRun) -> int:

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from compiled.outlook import CELLS
 from epp.learning.choice import careful_costs, scores
 from epp.learning.model import REST, UNCACHED, FirstToken, Floats, LatencyModel
 
@@ -21,7 +22,7 @@ class Situation:
         self.prompt = max(1000.0, float(self.tokens.max()))
 
     def outlook(self, model: LatencyModel) -> Floats:
-        starts = np.zeros((1, 3, 3))
+        starts = np.zeros((1, CELLS, 3))
         starts[0, 0] = np.where(self.elapsed > 0.0, NOW - self.elapsed, 0.0)
         none = np.zeros(3)
         held = self.prompt - self.tokens

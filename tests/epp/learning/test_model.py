@@ -8,7 +8,7 @@ from statistics import median
 import numpy as np
 import pytest
 
-from compiled.outlook import COSTS, ELAPSED, MEMORY, TIMES
+from compiled.outlook import CELLS, COSTS, ELAPSED, MEMORY, PROMPTS, TIMES
 from epp.learning.endpoint import ERROR_BOUNDS, EndpointModel
 from epp.learning.model import FULL_SCRAPES, LEAST_S, MOST_S, QUEUE, YOUNG, FirstToken, LatencyModel
 from epp.learning.state import decode, encode
@@ -222,14 +222,18 @@ def test_a_prompt_waits_until_answers_that_end_make_room_for_it_and_for_those_be
     usage, room = np.array([0.7, 1.0, 1.0, 1.0]), np.array([10_000.0, 10_000.0, 10_000.0, 0.0])
     ahead, waiting = np.array([0.0, 3_000.0, 3_000.0, 0.0]), np.array([0.0, 0.0, 2.0, 0.0])
 
+    starts = np.zeros((1, CELLS, 4))
+
     def found(usage: np.ndarray) -> np.ndarray:
-        return model.outlook(slots, np.zeros((1, 3, 4)), 0.0, 2_000.0, None, 0.0, ahead, none, none, none, waiting, usage, room)
+        return model.outlook(slots, starts, 0.0, 2_000.0, None, 0.0, ahead, none, none, none, waiting, usage, room)
 
     crowded, empty = found(usage), found(none)
     # What waits computes meanwhile only for the memory that it has: the 3,000 tokens ahead take no time beyond the wait.
     assert crowded[MEMORY].tolist() == pytest.approx([0.0, 0.2 * 20.0 - 0.31, 0.5 * 20.0 - 0.31, 0.0], rel=0.01)
     assert (empty[MEMORY] == 0.0).all()
     assert (crowded[TIMES] - empty[TIMES]).tolist() == pytest.approx(crowded[MEMORY].tolist())
+    starts[0, PROMPTS, 2] = 6.0  # then the two that wait have a third of the tokens ahead
+    assert found(usage)[MEMORY, 2] == pytest.approx(0.3 * 20.0 - 0.31, rel=0.01)
     lacking = 0.5 * 0.2 * 20.0 * np.array([0.7**8, 1.0, 1.0, 0.0])
     assert (crowded[COSTS] - empty[COSTS] - crowded[MEMORY]).tolist() == pytest.approx(lacking.tolist(), rel=0.01)
 
@@ -239,7 +243,7 @@ def sent_after(late: float, elapsed: float, usage: float = 0.0) -> tuple[float, 
     sent after it began with them, `elapsed` seconds ago. Its KV cache holds 10,000 tokens.
     """
     model, one = LatencyModel(), np.ones(1)
-    starts = np.array([[[100.0 - elapsed], [100.0 - elapsed], [late]]])
+    starts = np.array([[[100.0 - elapsed], [100.0 - elapsed], [late], [0.0]]])
     found = model.outlook(
         np.array([0]), starts, 100.0, 1000.0, None, 0.0, 4000.0 * one, one, one, one, 0.0 * one, usage * one, 10_000.0 * one
     )  # fmt: skip
@@ -302,7 +306,7 @@ def test_a_burst_between_two_scrapes_spreads_whatever_was_learned(speeds: list[f
     model.first.theta = [each / 1000.0 for each in theta]
     slots, none = np.array([0, 1]), np.zeros(2)
     for _ in range(40):
-        outlook = model.outlook(slots, np.zeros((1, 3, 2)), 100.0, 200.0, None, 0.0, 200.0 * sent, sent, *[none] * 5)
+        outlook = model.outlook(slots, np.zeros((1, CELLS, 2)), 100.0, 200.0, None, 0.0, 200.0 * sent, sent, *[none] * 5)
         sent[int(outlook[COSTS].argmin())] += 1.0
     assert sent.sum() == 40.0
     assert max(sent) <= most
@@ -314,7 +318,7 @@ def test_requests_from_before_the_last_scrape_cost_nothing_beyond_what_was_learn
 
     def cost(inflight: float, before: float) -> float:
         load = (np.array([inflight]), np.array([before]))
-        found = model.outlook(slots, np.zeros((1, 3, 1)), 0.0, 1000.0, None, 0.0, none, *load, *[none] * 4)
+        found = model.outlook(slots, np.zeros((1, CELLS, 1)), 0.0, 1000.0, None, 0.0, none, *load, *[none] * 4)
         assert found[TIMES, 0] == pytest.approx(0.13), "it is a cost, and no prediction"
         return float(found[COSTS, 0])
 
@@ -330,7 +334,7 @@ def test_the_busier_the_pool_the_longer_a_request_waits_for_the_endpoint_that_ho
     held = np.array([7_900.0, 0.0, 0.0, 0.0, 0.0])
     for prompt, waits in ((8_000.0, not copies), (2_000.0, False)):
         blocks = np.minimum(held, prompt - 100.0)
-        found = model.outlook(slots, np.zeros((1, 3, 5)), 0.0, prompt, blocks, 1.0, ahead, *[none] * 6)
+        found = model.outlook(slots, np.zeros((1, CELLS, 5)), 0.0, prompt, blocks, 1.0, ahead, *[none] * 6)
         assert (found[COSTS].argmin() == 0) == waits
 
 

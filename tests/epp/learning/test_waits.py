@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from compiled.outlook import AHEAD, COSTS, TIMES, UNCACHED
+from compiled.outlook import AHEAD, CELLS, COSTS, TIMES, UNCACHED
 from epp.candidates import Floats
 from epp.learning.choice import careful_costs
 from epp.learning.model import LatencyModel
@@ -19,7 +19,7 @@ def outlook(ahead: float = 0.0, load: float = 1.0) -> Floats:
     """Endpoint 0 computes the prompt of a sibling, and endpoint 1 is idle."""
     held = np.array([PROMPT - QUESTION, 0.0])
     return LatencyModel().outlook(
-        SLOTS, np.zeros((1, 3, 2)), NOW, PROMPT, held, 1.0, np.array([ahead, 0.0]), np.array([load, 0.0]), NONE, NONE, NONE, NONE, NONE
+        SLOTS, np.zeros((1, CELLS, 2)), NOW, PROMPT, held, 1.0, np.array([ahead, 0.0]), np.array([load, 0.0]), NONE, NONE, NONE, NONE, NONE
     )
 
 

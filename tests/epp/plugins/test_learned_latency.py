@@ -6,6 +6,7 @@ import re
 import numpy as np
 import pytest
 
+from compiled.outlook import LATE
 from epp.candidates import Candidates
 from epp.decision.decision import Decision, ProfileRun, Response, Usage
 from epp.learning.costs import FEW, WORSE, learned_costs
@@ -181,7 +182,7 @@ def test_what_is_sent_to_an_endpoint_that_works_counts_as_sent_after_its_start()
     idle, at = three(), three(tokens=[1000.0, 0.0, 0.0])
     site.sent(site.asked(idle, now=7.0), idle, 0)
     site.sent(site.asked(at, now=7.5), at, 0)
-    assert site.services.learning.starts()[0, :, 0].tolist() == [7.0, 7.0, 1000.0]
+    assert site.services.learning.starts()[0, : LATE + 1, 0].tolist() == [7.0, 7.0, 1000.0]
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from compiled.outlook import PROMPTS
 from epp.decision.decision import Decision, ProfileRun, Response
 from epp.learning.costs import FEW, learned_costs
 from epp.plugin import NoParams, Plugin
@@ -176,17 +177,23 @@ def test_blocks_are_at_least_64_tokens(params: dict[str, int], tokens: int) -> N
     assert ApproximatePrefix(APPROXIMATE, ApproximatePrefix.Params(**params)).block_tokens == tokens
 
 
+def in_flight(services: FakeServices) -> dict[int, tuple[int, int]]:
+    """Returns slot -> the tokens in flight, and of how many prompts they are."""
+    prompts = services.learning.starts()[:, PROMPTS].sum(axis=0)
+    return {slot: (tokens, int(prompts[slot])) for slot, tokens in services.tokens.items()}
+
+
 def test_tokens_in_flight_are_released_once_at_the_first_chunk_or_the_end() -> None:
     services = FakeServices()
     load = started(InflightLoad("i", InflightLoad.Params()), services)
     r = request(b"x" * 400)
     decision = decision_for(2)
     load.before_send(r, decision)  # type: ignore[attr-defined]
-    assert services.tokens == {2: 100}
+    assert in_flight(services) == {2: (100, 1)}
     load.response_streaming(r, decision)  # type: ignore[attr-defined]
     load.response_streaming(r, decision)  # type: ignore[attr-defined]
     load.response_complete(r, decision, Response())  # type: ignore[attr-defined]
-    assert services.tokens == {2: 0}
+    assert in_flight(services) == {2: (0, 0)}
 
 
 @pytest.mark.parametrize("estimated", [False, True])
@@ -198,12 +205,12 @@ def test_tokens_of_a_prefill_target_are_released_at_the_first_chunk_in_any_case(
     decision = Decision(decode.targets, {"decode": decode, "prefill": prefill, "encode": None}, "decode")  # type: ignore[union-attr]
     r = request(b"x" * 400)
     load.before_send(r, decision)  # type: ignore[attr-defined]
-    assert services.tokens == {0: 100, 2: 100}
+    assert in_flight(services) == {0: (100, 1), 2: (100, 1)}
     for _ in range(2):
         load.response_streaming(r, decision)  # type: ignore[attr-defined]
-        assert services.tokens == {0: 100 if estimated else 0, 2: 0}
+        assert in_flight(services) == {0: (100, 1) if estimated else (0, 0), 2: (0, 0)}
     load.response_complete(r, decision, Response())  # type: ignore[attr-defined]
-    assert services.tokens == {0: 0, 2: 0}
+    assert in_flight(services) == {0: (0, 0), 2: (0, 0)}
 
 
 @pytest.mark.parametrize(
@@ -222,11 +229,11 @@ def test_tokens_of_answers_that_are_not_streamed_are_released_when_the_first_tok
     decision = decision_for(2)
     load.before_send(r, decision)  # type: ignore[attr-defined]
     for looks in range(3):
-        assert services.tokens == {2: 100 if looks < 2 else kept}
+        assert in_flight(services) == {2: (100, 1) if looks < 2 or kept else (0, 0)}
         if looks < len(services.pauses):
             services.pauses[looks][1].finish()
     load.response_complete(r, decision, Response())  # type: ignore[attr-defined]
-    assert services.tokens == {2: 0}
+    assert in_flight(services) == {2: (0, 0)}
     assert len(services.pauses) == (2 if kept == 0 else 0), "nothing looks while nothing is due"
     assert float(services.learning.starts()[0, 0, 2]) == (5.015 if kept == 0 else 0.0)
 
@@ -237,6 +244,6 @@ def test_estimated_output_tokens_stay_until_the_end() -> None:
     r = request(b"x" * 400, max_tokens=20)
     load.before_send(r, decision_for(0))  # type: ignore[attr-defined]
     load.response_streaming(r, decision_for(0))  # type: ignore[attr-defined]
-    assert services.tokens == {0: 120}
+    assert in_flight(services) == {0: (120, 1)}
     load.response_complete(r, decision_for(0), Response())  # type: ignore[attr-defined]
-    assert services.tokens == {0: 0}
+    assert in_flight(services) == {0: (0, 0)}

@@ -190,7 +190,9 @@ def test_prompt_starts_are_shared_and_samples_are_sent_in_batches() -> None:
     site.worker.begins(2, 7.5)
     site.worker.follows(2, 300.0)
     site.worker.follows(2, 200.0)
-    assert site.worker.starts().max(axis=0)[:, 1:3].tolist() == [[0.0, 7.5], [0.0, 7.5], [0.0, 500.0]]
+    site.worker.counts(1, 3)
+    site.worker.counts(1, -1)
+    assert site.worker.starts().max(axis=0)[:, 1:3].tolist() == [[0.0, 7.5], [0.0, 7.5], [0.0, 500.0], [2.0, 0.0]]
 
 
 def test_a_new_replica_predicts_like_the_one_that_it_copies() -> None:
