@@ -98,8 +98,6 @@ class Connection(asyncio.BufferedProtocol):
         self._pending = None
         self._arrived.clear()
         self._leave()
-        if self._timer is not None:
-            self._timer.cancel()
 
     def pause_writing(self) -> None:
         self._paused = True
@@ -329,6 +327,8 @@ class Connection(asyncio.BufferedProtocol):
     # Limits.
 
     def _leave(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
         if self._delivery is not None:
             delivery, self._delivery = self._delivery[0], None
             self._server.sender.leave(delivery)

@@ -78,6 +78,25 @@ def test_other_callbacks_run_between_any_two_pieces() -> None:
     assert max(later - earlier for earlier, later in pairwise(seen)) == 1
 
 
+def test_a_page_that_was_given_up_is_not_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even if the look was due in the same turn of the event loop, before the connection is lost."""
+    monkeypatch.setattr(module, "LOOK_EVERY_S", 0.0)
+    faults: list[object] = []
+
+    async def scenario(admin: AdminServer, address: tuple[str, int]) -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context))
+        client = await request(address)
+        await settled(admin, 1)
+        await turns(3)
+        (connection,) = admin.connections
+        connection.close()
+        await settled(admin, 0)
+        client.close()
+
+    served(scenario)
+    assert not faults
+
+
 def test_a_client_that_reads_nothing_for_long_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "STALLED_S", 0.05)
     monkeypatch.setattr(module, "LOOK_EVERY_S", 0.01)
