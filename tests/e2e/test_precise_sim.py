@@ -12,6 +12,7 @@ from tests.e2e.precise_world import SimWorld
 
 DIALECTS = "vllm,vllm-map,sglang,sglang-map"
 PROMPTS = 64  # the first choice is random: of so many, each of four servers gets one
+FEW = 16  # and of so many, each of two servers
 
 
 def text(seed: int) -> str:
@@ -49,16 +50,16 @@ def test_evicted_blocks_are_not_matched(cluster: Cluster) -> None:
 
 def test_faults_of_a_publisher_cost_precision_for_a_while_and_no_request(cluster: Cluster) -> None:
     world = SimWorld(cluster, 2)
-    for seed in range(6):
+    for seed in range(FEW):
         world.chat(text(seed))
     assert eventually(world.all_precise)
     for kind in ("kv-lost", "kv-jump", "kv-garbage"):
         for server in range(2):
             world.fault(server, kind)
-        assert {world.chat(f"{kind} {text(seed)}").status for seed in range(6)} == {200}
+        assert {world.chat(f"{kind} {text(seed)}").status for seed in range(FEW)} == {200}
         for server in range(2):
             world.fault(server, "none")
-    assert {world.chat(f"again {text(seed)}").status for seed in range(6)} == {200}
+    assert {world.chat(f"again {text(seed)}").status for seed in range(FEW)} == {200}
     # What the messages had that the jump left out stays unknown.
     assert eventually(lambda: {endpoint["not_precise"] for endpoint in world.top()} == {PARTIAL})
     counter = world.picker.counter
@@ -68,14 +69,14 @@ def test_faults_of_a_publisher_cost_precision_for_a_while_and_no_request(cluster
 
 def test_a_server_that_starts_again_holds_nothing(cluster: Cluster) -> None:
     world = SimWorld(cluster, 2)
-    for seed in range(8):
+    for seed in range(FEW):
         world.chat(text(seed))
     assert eventually(lambda: world.all_precise() and world.held() == world.cached())
     world.fault(1, "vanish")
     assert eventually(lambda: world.precise() == [True, False])
     world.fault(1, "none")
     assert eventually(lambda: world.cached()[1] == 0 and world.held()[1] == 0)
-    for seed in range(8):
+    for seed in range(FEW):
         assert world.chat(f"after {text(seed)}").status == 200
     assert eventually(lambda: world.all_precise() and world.held() == world.cached())
 
@@ -104,7 +105,7 @@ def test_without_tokens_nobody_says_precise_and_all_name_the_server_the_status_a
             return any(each["rule"] == "tokens" and render in each["title"] and "403" in each["evidence"] for each in found)
 
         assert eventually(named)  # before there was a request
-        for seed in range(8):
+        for seed in range(FEW):
             assert world.chat(text(seed)).status == 200
         assert eventually(world.all_precise)  # the streams are
         assert [endpoint["not_precise"] for endpoint in world.top()] == [why] * 2
