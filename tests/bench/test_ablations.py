@@ -5,6 +5,7 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 
+from compiled.outlook import CELLS, START
 from epp.learning.model import FirstToken, LatencyModel
 from tests.bench.ablations import ROWS, WHOLE, Patches
 from tests.modes import interpreted_only
@@ -25,7 +26,8 @@ def predicted(patches: Patches) -> list[list[float]]:
         for patch in patches:
             stack.enter_context(patch)
         none, load, usage = np.zeros(3), np.array([1.0, 2.0, 12.0]), np.array([0.0, 0.0, 0.9])
-        starts, ahead = np.array([[[0.0, NOW - 0.6, 0.0], [0.0] * 3, [0.0] * 3]]), np.array([0.0, 3000.0, 0.0])
+        starts, ahead = np.zeros((1, CELLS, 3)), np.array([0.0, 3000.0, 0.0])
+        starts[0, START, 1] = NOW - 0.6
         found = model.outlook(np.arange(3), starts, NOW, 5000.0, None, 0.0, ahead, load, load, none, none, usage, 1e5 + none)
     return [row.tolist() for row in found[:2]]
 
