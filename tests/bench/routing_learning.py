@@ -7,46 +7,29 @@ so does the model see the batches and queues of the last scrapes.
 from collections import deque
 from collections.abc import Callable, Sequence
 
-import numpy as np
-
-from compiled import calls
-from compiled.outlook import CELLS, PROMPTS, START
 from epp.learning import state
-from epp.learning.model import FirstToken, Floats, LatencyModel
-from tests.bench.routing_traffic import SERVERS
+from epp.learning.local import LocalLearning
+from epp.learning.model import FirstToken, LatencyModel
 from workers.supervisor.latency_keeper import PUBLISH_S
 from workers.worker.plugin_handles import FLUSH_S
 
 LEARN_S = FLUSH_S
 
 
-class SharedLearning:
-    """Implements `epp.plugin.Learning` for all workers of a picker."""
+class SharedLearning(LocalLearning):
+    """Implements `epp.plugin.Learning` for all workers of a picker, which share one row of prompt starts."""
 
-    def __init__(self, servers: int = SERVERS) -> None:
-        self._model = LatencyModel()
+    def __init__(self) -> None:
+        super().__init__()
         self._published = LatencyModel()
         self._changes = self._model.changes
         self._due = PUBLISH_S
         self._now = 0.0
         self._samples: deque[tuple[float, Callable[[], object]]] = deque()
         self._scraped: dict[int, tuple[float, float, float]] = {}  # slot -> running, waiting, KV usage, since the last look
-        self._starts = np.zeros((1, CELLS, servers))
 
     def model(self) -> LatencyModel:
         return self._published
-
-    def starts(self) -> Floats:
-        return self._starts
-
-    def begins(self, slot: int, now: float) -> None:
-        self._starts[0, START, slot] = max(now, self._starts[0, START, slot])
-
-    def follows(self, slot: int, tokens: float) -> None:
-        calls.follow(self._starts, 0, slot, tokens)
-
-    def counts(self, slot: int, prompts: int) -> None:
-        self._starts[0, PROMPTS, slot] += prompts
 
     def learn_first(self, seen: FirstToken) -> None:
         self._samples.append((self._now + LEARN_S, lambda: self._model.learn_first(seen)))

@@ -197,7 +197,7 @@ class Picked:
         self._index = ExactIndex(servers) if exact else SharedIndex(cache_blocks * BLOCK_TOKENS // BLOCK_TOKENS_MIN, servers)
         self._held = SharedHeld(self._index.owners, SECRET) if held else None
         self._inflight, self._tokens = np.zeros(servers), np.zeros(servers)
-        self._learning = learning or SharedLearning(servers)
+        self._learning = learning or SharedLearning()
         self._pipelines: list[Pipeline] = []
         self._services: list[Services] = []
         prefills = PrefillsSchema(workers)
