@@ -133,7 +133,7 @@ class Learning(Protocol):
         """Records that a prompt of so many tokens was sent to an endpoint that works on others since its last start."""
 
     def counts(self, slot: int, prompts: int) -> None:
-        """Adds to the number of prompts whose tokens count in INFLIGHT_TOKENS of an endpoint."""
+        """Adds to the number of prompts that have their tokens in INFLIGHT_TOKENS of an endpoint."""
 
     def learn_first(self, seen: FirstToken) -> None:
         """Reports a time to the first token, as `LatencyModel.learn_first`. Never waits."""

@@ -178,7 +178,7 @@ class Layout:
         self._check_room(known)
         self.groups = tuple(self.own_group(group) for group in (*GROUPS, *FLOW_GROUPS, *groups))
 
-        objects = shape.objects or (bool(options.objects_dir or options.pool_given),)
+        objects = (bool(options.objects_dir or options.pool_given),) if shape.objects is None else shape.objects
         self.documents = document_schema_of(options.max_endpoints, objects, several=shape.objects is not None, found=shape.found)
         self.latency = latency_schema_of(shape.endpoints)
         self.status = reload_status.schema(self.listed)
