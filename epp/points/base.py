@@ -130,7 +130,7 @@ class Learning(Protocol):
         """Records that the endpoint begins with a prompt now: another prompt got its first token, or the endpoint had no prompt."""
 
     def follows(self, slot: int, tokens: float) -> None:
-        """Records that a prompt of so many tokens was sent to an endpoint that works on others since its last start."""
+        """Records that a prompt of so many tokens was sent to an endpoint that works on others since its last start, without this one."""
 
     def counts(self, slot: int, prompts: int) -> None:
         """Adds to the number of prompts that have their tokens in INFLIGHT_TOKENS of an endpoint."""

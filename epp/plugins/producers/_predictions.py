@@ -110,10 +110,11 @@ class Predictions:
         sent.counts = request.streaming
         sent.waits = sent.index in learned.waiting and learned.known and learned.model.share < IN_TURN
         learned.sent = sent
-        if calls.cell(learned.outlook, AHEAD, sent.index) <= 0.0:
+        found = calls.column(learned.outlook, sent.index)
+        if found[AHEAD] <= 0.0:
             self._learning.begins(sent.slot, request.now)
-        else:
-            self._learning.follows(sent.slot, calls.cell(learned.outlook, UNCACHED, sent.index))
+        elif found[ELAPSED] >= learned.model.per_token_s(sent.slot, found[LOAD]):  # else it joins the prompts that were there
+            self._learning.follows(sent.slot, found[UNCACHED])
 
     def answers(self, request: Request, decision: Decision, response: Response) -> None:
         """Takes the headers of an answer."""
