@@ -3,7 +3,7 @@
 This code is not in the plugin's class, because mypyc makes no native class of a plugin, and these methods run for each request.
 """
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -23,6 +23,9 @@ SALT_CHARS_MAX: Final = 256  # characters of a cache salt; the root hashes of lo
 PROMPTS_MAX: Final = 64  # prompts of one request that are matched
 REFRESH_S: Final = 1.0  # for this long after a worker has added blocks to the index, it does not add the same blocks again
 REFRESHED_MAX: Final = 4096  # a worker remembers for this many chains when it added them again
+KEPT_S: Final = 5.0  # a worker adds the blocks of a request in progress again after this time
+KEPT_AT_ONCE: Final = 4  # chains that are added again at a time
+KEPT_MAX: Final = 4096  # a worker adds the chains again of at most so many requests in progress, the last ones
 RECENT_MAX: Final = 256
 LONG_BLOCKS: Final = 512  # for each so many of its blocks, a chain pushes out one more of the remembered chains
 COMPARED_MAX: Final = 256  # remembered chains with which the chains of one failed request are compared
@@ -41,13 +44,15 @@ class Sent:
     `known`: how many leading blocks the endpoint held before, or computes for other requests. `sure`: how many leading blocks it held by
     the index. `first`: the first block that the index learns: 0 if it learns the known blocks again. `taught`: how many leading blocks of
     the chain the index has. `later`: whether the index learns the chain at the first token. `unproven`: how many blocks count as taught
-    without a first token. `prefill`: what `Prefills.begins` returned; -1 if the prefill is not shown.
+    without a first token. `prefill`: what `Prefills.begins` returned; -1 if the prefill is not shown. `at`: when the index learned the
+    chain last, in monotonic seconds.
     """
 
-    __slots__ = ("first", "hashes", "known", "later", "owner", "prefill", "sure", "taught", "unproven")
+    __slots__ = ("at", "first", "hashes", "known", "later", "owner", "prefill", "sure", "taught", "unproven")
 
-    def __init__(self, owner: int, hashes: Hashes, known: int, sure: int, first: int) -> None:
+    def __init__(self, owner: int, hashes: Hashes, known: int, sure: int, first: int, at: float) -> None:
         self.owner = owner
+        self.at = at
         self.hashes = hashes
         self.known = self.taught = known
         self.sure = sure
@@ -55,6 +60,53 @@ class Sent:
         self.later = False
         self.unproven = 0
         self.prefill = -1
+
+
+class InProgress:
+    """Lets the index learn the blocks of requests in progress again, so that it keeps them as their servers do.
+
+    A server drops no block that a request uses. Of the others, it drops those first that have been unused for the longest time, which
+    begins when the last answer that used them ends. The index drops the blocks first that it learned the longest time ago.
+    """
+
+    def __init__(self, index: PrefixIndex) -> None:
+        self._index = index
+        self._chains: OrderedDict[Sent, None] = OrderedDict()  # by `at`
+
+    def add(self, sent: Sent) -> None:
+        """Takes a chain that was sent."""
+        self._chains[sent] = None
+        if len(self._chains) > KEPT_MAX:
+            self._chains.popitem(last=False)
+
+    def failed(self, sents: Sequence[Sent]) -> None:
+        """Takes the end of a request that leaves no blocks."""
+        for sent in sents:
+            self._chains.pop(sent, None)
+
+    def ended(self, sents: Sequence[Sent], now: float) -> None:
+        """Takes the end of a request."""
+        self.failed(sents)
+        for sent in sents:
+            if now - sent.at >= REFRESH_S:
+                self._learn(sent, now)
+        self.look(now)
+
+    def look(self, now: float) -> None:
+        """Lets the index learn chains that are due."""
+        chains = self._chains
+        for _ in range(KEPT_AT_ONCE):
+            sent = next(iter(chains), None)
+            if sent is None or sent.at + KEPT_S > now:
+                return
+            self._learn(sent, now)
+            chains.move_to_end(sent)
+
+    def _learn(self, sent: Sent, now: float) -> None:
+        sent.at = now
+        learned = landmarks(sent.hashes[: sent.taught], 0)
+        if len(learned):
+            self._index.learn(learned, sent.owner)
 
 
 class Keys:
@@ -101,6 +153,7 @@ class SentPrompts:
         # (owner, last known block of a chain) -> when it was added again
         self._refreshed: dict[tuple[int, int], float] = {}
         self.recent: deque[Sent] = deque(maxlen=RECENT_MAX)
+        self._in_progress = InProgress(index)
         # owner -> blocks that the index has learned of requests without a first token
         self._unproven: dict[int, int] = {}
         self._roots: dict[tuple[str, str], tuple[int, int]] = {}
@@ -163,6 +216,7 @@ class SentPrompts:
 
     def learn(self, request: Request, decision: Decision) -> None:
         """Adds the request's blocks to the index for its targets, or notes which blocks to add at the first token."""
+        self._in_progress.look(request.now)
         match = request[self._keys.match]
         if match is None:
             return
@@ -200,13 +254,16 @@ class SentPrompts:
         sents = request[self._keys.sent]
         if not sents:
             return
-        begun = bool(request[self._keys.begun])
+        begun, now = bool(request[self._keys.begun]), request.now
         if response.failed or not (begun or response.whole):
+            self._in_progress.failed(sents)
             for sent in sents:
                 self._prove(sent)
             self._take_back(sents)
-        elif not begun:
+            return
+        if not begun:
             self._computed(sents)
+        self._in_progress.ended(sents, now)
 
     def _computed(self, sents: Sequence[Sent]) -> None:
         """Adds the blocks that the index does not have yet. Also adds blocks that another request had begun to prefill, so that these
@@ -278,12 +335,12 @@ class SentPrompts:
         if chains is None:
             known = 0 if match.blocks is None else int(match.blocks.item(row))
             by_index = known if sure is None else sure.get(owner, 0)
-            chain = Sent(owner, match.hashes, known, by_index, self._first(match.hashes, known, by_index, owner, now))
+            chain = Sent(owner, match.hashes, known, by_index, self._first(match.hashes, known, by_index, owner, now), now)
             self._learn_chain(chain, match.tokens // self._block_tokens, snapshot, row, sent)
         else:
             for hashes, by in chains:
                 known = by.get(owner, 0)
-                chain = Sent(owner, hashes, known, known, self._first(hashes, known, known, owner, now))
+                chain = Sent(owner, hashes, known, known, self._first(hashes, known, known, owner, now), now)
                 self._learn_chain(chain, len(hashes), snapshot, row, sent)
 
     def _learn_chain(self, chain: Sent, blocks: int, snapshot: Snapshot, row: int, sent: list[Sent]) -> None:
@@ -291,6 +348,7 @@ class SentPrompts:
         hashes, owner = chain.hashes, chain.owner
         sent.append(chain)
         self.recent.append(chain)
+        self._in_progress.add(chain)
         if len(hashes) >= LONG_BLOCKS:
             self._forget_for(len(hashes))
         unproven = len(hashes) - chain.known

@@ -12,7 +12,7 @@ from epp.data import CACHE_BLOCK_SIZE, CACHE_TOKENS
 from epp.decision.decision import PREFILL, Decision, ProfileRun, Response
 from epp.plugins.parsers.openai import OpenAI
 from epp.plugins.producers import _sent_prompts
-from epp.plugins.producers._sent_prompts import COMPARED_MAX, LONG_BLOCKS, PROMPTS_MAX, RECENT_MAX, REFRESH_S
+from epp.plugins.producers._sent_prompts import COMPARED_MAX, KEPT_MAX, KEPT_S, LONG_BLOCKS, PROMPTS_MAX, RECENT_MAX, REFRESH_S
 from epp.plugins.producers.approx_prefix import ApproximatePrefix
 from epp.prefix.match import APPROXIMATE, prefix_match
 from epp.request import Request
@@ -120,17 +120,76 @@ def test_only_blocks_that_the_failed_request_added_are_taken_back() -> None:
         assert world.held(prompt("a", "b", letter, "y")) == [0, 2, 0]
 
 
+def learned(world: World) -> list[tuple[int, int]]:
+    """Returns a list that gets (blocks, owner) of all that the index learns from now on."""
+    seen: list[tuple[int, int]] = []
+    learn = world.services.learn
+    world.services.learn = lambda hashes, owner: (seen.append((len(hashes), owner)), learn(hashes, owner))  # type: ignore[method-assign, assignment, func-returns-value]
+    return seen
+
+
 def test_the_index_learns_again_what_a_server_uses_at_most_once_a_second() -> None:
     """So it knows which blocks the server keeps."""
     world = World()
-    world.send(prompt("a", "b"), 1)
-    learned: list[int] = []
-    world.services.learn = lambda hashes, owner: learned.append(len(hashes))  # type: ignore[method-assign]
+    world.answered(world.send(prompt("a", "b"), 1), 200)
+    seen = learned(world)
     for now in (0.5, 1.0, 1.5, 2.0):
-        world.send(request(prompt("a", "b"), now=now), 1)
-    assert learned == [2, 2]
+        world.answered(world.send(request(prompt("a", "b"), now=now), 1), 200)
+    assert [blocks for blocks, _ in seen] == [2, 2]
     world.send(request(prompt("a", "b", "c"), now=2.0), 1)
-    assert learned == [2, 2, 1]
+    assert [blocks for blocks, _ in seen] == [2, 2, 1]
+
+
+def test_the_index_learns_a_prompt_again_while_its_answer_lasts_and_at_its_end() -> None:
+    """A server drops no block that a request uses, and counts from the end of the request how long a block is unused."""
+    world = World()
+    lasting = world.send(prompt("a", "b", "c"), 1)
+    owner = POOL.snapshot.endpoints[1].owner
+    seen = learned(world)
+
+    def others(now: float) -> list[tuple[int, int]]:
+        """Returns what the index learns when another request of the worker comes and ends."""
+        seen.clear()
+        world.answered(world.send(request(prompt("z"), now=now), 2), 200)
+        return [each for each in seen if each[1] == owner]
+
+    def ends(now: float) -> list[tuple[int, int]]:
+        seen.clear()
+        lasting[0].now = now
+        world.answered(lasting, 200)
+        return seen
+
+    assert [others(now) for now in (0.9 * KEPT_S, KEPT_S, 1.9 * KEPT_S, 2.0 * KEPT_S)] == [[], [(3, owner)], [], [(3, owner)]]
+    assert ends(2.0 * KEPT_S + REFRESH_S) == [(3, owner)]
+    assert [others(now) for now in (4.0 * KEPT_S, 9.0 * KEPT_S)] == [[], []]
+
+
+def test_an_answer_that_ends_soon_teaches_the_index_nothing_more() -> None:
+    world = World()
+    sent = world.send(prompt("a"), 1)
+    seen = learned(world)
+    sent[0].now = 0.9 * REFRESH_S
+    world.answered(sent, 200)
+    assert seen == []
+
+
+def test_a_request_that_fails_after_its_blocks_were_learned_again_leaves_none() -> None:
+    world = World()
+    sent = world.send(prompt("a", "b"), 1)
+    world.send(request(prompt("z"), now=KEPT_S), 2)
+    sent[0].now = KEPT_S
+    world.answered(sent, 500)
+    world.send(request(prompt("z"), now=3.0 * KEPT_S), 2)
+    assert world.held(prompt("a", "b")) is None
+
+
+def test_only_so_many_requests_in_progress_are_learned_again() -> None:
+    world = World()
+    for row in (0, *[1] * KEPT_MAX):
+        world.send(prompt("a"), row)
+    seen = learned(world)
+    world.send(request(prompt("z"), now=KEPT_S), 2)
+    assert {owner for _, owner in seen} == {POOL.snapshot.endpoints[row].owner for row in (1, 2)}
 
 
 def test_a_long_prompt_is_taken_back_as_a_whole() -> None:
