@@ -7,10 +7,10 @@ The features of an endpoint for one request:
 - uncached: prompt tokens that the endpoint has to compute;
 - rest: tokens of the prompts ahead, minus tokens that the endpoint has computed of them. A prompt ahead was sent to the endpoint and has
   no first token yet. The endpoint has spent `elapsed` seconds on the first of these prompts, at its own speed (1 / a). In this time it
-  computes only prompts that it had when the time began, or got in the same step (within the time of a token), and no prompt that waits
-  for memory. With a crowded KV cache, `elapsed` may include a wait for memory, so any prompt ahead may explain the time. If the rest is
-  below 0 (it has a lower limit), a first token is overdue. b is at most a: a token of a prompt ahead takes no longer than a token of this
-  prompt. b is 0 where prompts do not wait for each other;
+  computes only prompts that it had when the time began, or got at that moment, and no prompt that waits for memory. With a crowded KV
+  cache, `elapsed` may include a wait for memory, so any prompt ahead may explain the time. If the rest is below 0 (it has a lower limit),
+  a first token is overdue. b is at most a: a token of a prompt ahead takes no longer than a token of this prompt. b is 0 where prompts do
+  not wait for each other;
 - busy: 1 if there are prompts ahead, for the time that a prompt takes besides its tokens;
 - queue: seconds until a place in the batch is free: the requests ahead of this one for a place (load - batch limit + 1), times the mean
   time that an answer lasts / limit. The limit is the largest batch that was seen, once requests have waited at this batch size; a batch

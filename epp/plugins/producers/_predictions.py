@@ -3,6 +3,8 @@
 This code is not in the plugin's class, because mypyc makes no native class of a plugin, and these methods run for each request.
 """
 
+from typing import Final
+
 from compiled import calls
 from compiled.outlook import AHEAD, COSTS, ELAPSED, LOAD, MEMORY, TIMES, UNCACHED
 from epp.candidates import Candidates
@@ -16,6 +18,8 @@ from epp.plugin import Learning
 from epp.prefix.match import PrefixMatch
 from epp.request import Request
 from epp.request.tokens import token_count
+
+TOGETHER_S: Final = 0.005  # a server begins at once with prompts that it gets within this time
 
 
 class Sent:
@@ -113,7 +117,7 @@ class Predictions:
         found = calls.column(learned.outlook, sent.index)
         if found[AHEAD] <= 0.0:
             self._learning.begins(sent.slot, request.now)
-        elif found[ELAPSED] >= learned.model.per_token_s(sent.slot, found[LOAD]):  # else it joins the prompts that were there
+        elif found[ELAPSED] > TOGETHER_S:
             self._learning.follows(sent.slot, found[UNCACHED])
 
     def answers(self, request: Request, decision: Decision, response: Response) -> None:

@@ -178,11 +178,11 @@ def test_an_idle_endpoint_begins_with_a_prompt_when_it_is_sent() -> None:
 
 
 def test_what_is_sent_to_an_endpoint_that_works_counts_as_sent_after_its_start() -> None:
-    """But not if it comes in the same step: a server begins with new prompts when a step ends, and a step takes the time of a token."""
+    """But not if it comes together with the first prompt: then the server begins with both."""
     site = Site()
     idle, at = three(), three(tokens=[1000.0, 0.0, 0.0])
     site.sent(site.asked(idle, now=7.0), idle, 0)
-    for now, late in ((7.0, 0.0), (7.01, 0.0), (7.05, 1000.0), (7.5, 2000.0)):
+    for now, late in ((7.0, 0.0), (7.004, 0.0), (7.006, 1000.0), (7.5, 2000.0)):
         site.sent(site.asked(at, now=now), at, 0)
         assert site.services.learning.starts()[0, : LATE + 1, 0].tolist() == [7.0, 7.0 if late else 0.0, late]
 
