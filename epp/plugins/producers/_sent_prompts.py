@@ -3,7 +3,7 @@
 This code is not in the plugin's class, because mypyc makes no native class of a plugin, and these methods run for each request.
 """
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -25,7 +25,7 @@ REFRESH_S: Final = 1.0  # for this long after a worker has added blocks to the i
 REFRESHED_MAX: Final = 4096  # a worker remembers for this many chains when it added them again
 KEPT_S: Final = 5.0  # a worker adds the blocks of a request in progress again after this time
 KEPT_AT_ONCE: Final = 4  # chains that are added again at a time
-KEPT_MAX: Final = 4096  # a worker adds the chains again of at most so many requests in progress, the last ones
+KEPT_MAX: Final = 4096  # a worker adds the chains again of at most so many requests in progress
 RECENT_MAX: Final = 256
 LONG_BLOCKS: Final = 512  # for each so many of its blocks, a chain pushes out one more of the remembered chains
 COMPARED_MAX: Final = 256  # remembered chains with which the chains of one failed request are compared
@@ -71,13 +71,13 @@ class InProgress:
 
     def __init__(self, index: PrefixIndex) -> None:
         self._index = index
-        self._chains: OrderedDict[Sent, None] = OrderedDict()  # by `at`
+        self._chains: dict[Sent, None] = {}  # by `at`
+        self._due = 0.0  # no chain is due before
 
     def add(self, sent: Sent) -> None:
         """Takes a chain that was sent."""
-        self._chains[sent] = None
-        if len(self._chains) > KEPT_MAX:
-            self._chains.popitem(last=False)
+        if len(self._chains) < KEPT_MAX:
+            self._chains[sent] = None
 
     def failed(self, sents: Sequence[Sent]) -> None:
         """Takes the end of a request that leaves no blocks."""
@@ -86,21 +86,24 @@ class InProgress:
 
     def ended(self, sents: Sequence[Sent], now: float) -> None:
         """Takes the end of a request."""
-        self.failed(sents)
         for sent in sents:
+            self._chains.pop(sent, None)
             if now - sent.at >= REFRESH_S:
                 self._learn(sent, now)
-        self.look(now)
 
     def look(self, now: float) -> None:
         """Lets the index learn chains that are due."""
+        if now < self._due:
+            return
         chains = self._chains
         for _ in range(KEPT_AT_ONCE):
             sent = next(iter(chains), None)
-            if sent is None or sent.at + KEPT_S > now:
+            self._due = KEPT_S + (now if sent is None else sent.at)
+            if sent is None or now < self._due:
                 return
             self._learn(sent, now)
-            chains.move_to_end(sent)
+            del chains[sent]
+            chains[sent] = None
 
     def _learn(self, sent: Sent, now: float) -> None:
         sent.at = now

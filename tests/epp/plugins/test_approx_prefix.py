@@ -12,7 +12,16 @@ from epp.data import CACHE_BLOCK_SIZE, CACHE_TOKENS
 from epp.decision.decision import PREFILL, Decision, ProfileRun, Response
 from epp.plugins.parsers.openai import OpenAI
 from epp.plugins.producers import _sent_prompts
-from epp.plugins.producers._sent_prompts import COMPARED_MAX, KEPT_MAX, KEPT_S, LONG_BLOCKS, PROMPTS_MAX, RECENT_MAX, REFRESH_S
+from epp.plugins.producers._sent_prompts import (
+    COMPARED_MAX,
+    KEPT_AT_ONCE,
+    KEPT_MAX,
+    KEPT_S,
+    LONG_BLOCKS,
+    PROMPTS_MAX,
+    RECENT_MAX,
+    REFRESH_S,
+)
 from epp.plugins.producers.approx_prefix import ApproximatePrefix
 from epp.prefix.match import APPROXIMATE, prefix_match
 from epp.request import Request
@@ -185,11 +194,12 @@ def test_a_request_that_fails_after_its_blocks_were_learned_again_leaves_none() 
 
 def test_only_so_many_requests_in_progress_are_learned_again() -> None:
     world = World()
-    for row in (0, *[1] * KEPT_MAX):
+    for row in (*[0] * KEPT_MAX, 1):
         world.send(prompt("a"), row)
     seen = learned(world)
-    world.send(request(prompt("z"), now=KEPT_S), 2)
-    assert {owner for _, owner in seen} == {POOL.snapshot.endpoints[row].owner for row in (1, 2)}
+    for _ in range(KEPT_MAX // KEPT_AT_ONCE + 1):
+        world.send(request(prompt("z"), now=KEPT_S), 2)
+    assert {owner for _, owner in seen} == {POOL.snapshot.endpoints[row].owner for row in (0, 2)}
 
 
 def test_a_long_prompt_is_taken_back_as_a_whole() -> None:
