@@ -4,7 +4,7 @@ This code is not in the plugin's class, because mypyc makes no native class of a
 """
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Final
 
 from compiled.calls import by_row
@@ -79,20 +79,20 @@ class InProgress:
         if len(self._chains) < KEPT_MAX:
             self._chains[sent] = None
 
-    def failed(self, sents: Sequence[Sent]) -> None:
-        """Takes the end of a request that leaves no blocks."""
-        for sent in sents:
-            self._chains.pop(sent, None)
+    def drop(self, sent: Sent) -> bool:
+        """Forgets a chain. Returns whether it was kept."""
+        kept = sent in self._chains
+        if kept:
+            del self._chains[sent]
+        return kept
 
-    def ended(self, sents: Sequence[Sent], now: float) -> None:
-        """Takes the end of a request."""
-        for sent in sents:
-            self._chains.pop(sent, None)
-            if now - sent.at >= REFRESH_S:
-                self._learn(sent, now)
+    def ended(self, sent: Sent, now: float) -> None:
+        """Takes the end of a chain's request, which leaves its blocks at the server."""
+        if self.drop(sent) and now - sent.at >= REFRESH_S:
+            self._learn(sent, now)
 
-    def look(self, now: float) -> None:
-        """Lets the index learn chains that are due."""
+    def look(self, now: float, listed: Container[int]) -> None:
+        """Lets the index learn chains that are due. `listed`: the owner ids in use; an id that is not gets another endpoint later."""
         if now < self._due:
             return
         chains = self._chains
@@ -101,9 +101,10 @@ class InProgress:
             self._due = KEPT_S + (now if sent is None else sent.at)
             if sent is None or now < self._due:
                 return
-            self._learn(sent, now)
             del chains[sent]
-            chains[sent] = None
+            if sent.owner in listed:
+                self._learn(sent, now)
+                chains[sent] = None
 
     def _learn(self, sent: Sent, now: float) -> None:
         sent.at = now
@@ -219,12 +220,12 @@ class SentPrompts:
 
     def learn(self, request: Request, decision: Decision) -> None:
         """Adds the request's blocks to the index for its targets, or notes which blocks to add at the first token."""
-        self._in_progress.look(request.now)
         match = request[self._keys.match]
         if match is None:
             return
         primary = decision.run(decision.primary)
         assert primary is not None
+        self._in_progress.look(request.now, primary.candidates.snapshot.endpoint_list.row_of_owner)
         cached = 0.0 if match.cached is None else float(match.cached.item(primary.row))
         self._hit_ratio.observe(cached / match.most() if cached else 0.0)
         self._hit_bytes.observe(cached * BYTES_PER_TOKEN)
@@ -257,16 +258,17 @@ class SentPrompts:
         sents = request[self._keys.sent]
         if not sents:
             return
-        begun, now = bool(request[self._keys.begun]), request.now
+        begun = bool(request[self._keys.begun])
         if response.failed or not (begun or response.whole):
-            self._in_progress.failed(sents)
             for sent in sents:
+                self._in_progress.drop(sent)
                 self._prove(sent)
             self._take_back(sents)
             return
         if not begun:
             self._computed(sents)
-        self._in_progress.ended(sents, now)
+        for sent in sents:
+            self._in_progress.ended(sent, request.now)
 
     def _computed(self, sents: Sequence[Sent]) -> None:
         """Adds the blocks that the index does not have yet. Also adds blocks that another request had begun to prefill, so that these

@@ -192,6 +192,24 @@ def test_a_request_that_fails_after_its_blocks_were_learned_again_leaves_none() 
     assert world.held(prompt("a", "b")) is None
 
 
+def test_a_prompt_at_an_endpoint_that_has_left_is_not_learned_again() -> None:
+    """Another endpoint may get its owner id while the answer still comes."""
+    world = World()
+    leaving = world.send(prompt("a", "b"), 1)
+    owner = POOL.snapshot.endpoints[1].owner
+    rows = POOL.snapshot.endpoint_list.row_of_owner
+    row = rows.pop(owner)
+    try:
+        world.send(request(prompt("z"), now=KEPT_S), 2)
+    finally:
+        rows[owner] = row
+    seen = learned(world)
+    world.send(request(prompt("z"), now=3.0 * KEPT_S), 2)
+    leaving[0].now = 4.0 * KEPT_S
+    world.answered(leaving, 200)
+    assert owner not in {each for _, each in seen}
+
+
 def test_only_so_many_requests_in_progress_are_learned_again() -> None:
     world = World()
     for row in (*[0] * KEPT_MAX, 1):
