@@ -1,13 +1,13 @@
 """`python -m compiled.build` compiles the request path: the modules of `compiled.modules` with mypyc, and the kernels
-(`compiled/kernels/*.c`). It uses the C compiler with which Python was built.
+(`compiled/kernels/*.c`). The build uses the C compiler with which Python was built.
 
-The result is a folder `compiled/built/<key>`. The key is a hash of the sources (`compiled.finder`), so a build that exists is not
-repeated. Object files are cached in .cache/compiled by a hash of their source, so a change in one module recompiles little more than that
-module. If the C compiler, the Python headers or mypy is missing, nothing is built and a line says why. The exit code is 0 then, too,
+The result is a folder `compiled/built/<key>`. The key is a hash of the sources (`compiled.finder`), so a build that exists already is not
+made again. Object files are cached in .cache/compiled by a hash of their source, so a change in one module recompiles little more than that
+module. If the C compiler, the Python headers or mypy is missing, nothing is built and a line says why. Even then the exit code is 0,
 because everything works interpreted.
 
-With --abi, --include and --compiler it compiles for another machine. The Python there must have the version of the running one, because
-mypyc writes C for its own version.
+With --abi, --include and --compiler it compiles for another machine. The Python there must have the same version as the running one,
+because mypyc writes C for its own version.
 """
 
 import argparse
@@ -38,14 +38,14 @@ OBJECTS_MAX: Final = 600
 BUILDS_MAX: Final = 4  # older builds that are kept, so that a change to another branch and back builds nothing
 # -O2 takes 1.5 times as long, and saves 2.5 % of a request's instructions.
 FLAGS: Final = ("-O1", "-g0", "-fPIC", "-fvisibility=hidden", "-fno-strict-overflow", "-DNDEBUG", "-w")
-KERNEL_FLAGS: Final = (*FLAGS, "-O3", "-ffp-contract=off")  # a fused multiplication would give other numbers than NumPy
+KERNEL_FLAGS: Final = (*FLAGS, "-O3", "-ffp-contract=off")  # a fused multiplication would round differently than NumPy does
 MYPY_SETTINGS: Final = "[mypy]\nfollow_imports = silent\nignore_missing_imports = true\n"
 PLUGIN_CLASS: Final = re.compile(r"^@(?:plugin\(.*\)|subclassed)\nclass (\w+)", re.MULTILINE)
 STRUCT: Final = re.compile(r"^class \w+\(.*\bStruct\b", re.MULTILINE)
 
 
 class Unbuildable(Exception):
-    """Raised if something that the build needs is missing. The text names it."""
+    """Raised if something that the build needs is missing. The text names the missing thing."""
 
 
 class Target(NamedTuple):
@@ -88,7 +88,7 @@ def check_mypyc() -> None:
 def struct_faults() -> list[str]:
     """Returns an error for each compiled module that defines a msgspec Struct.
 
-    mypyc silently drops the annotations of a Struct, so it would lose all its fields.
+    mypyc silently drops the annotations of a Struct, so the Struct would lose all its fields.
     """
     return [
         f"{path} defines a msgspec Struct: move it to a module that is not compiled"
@@ -156,7 +156,7 @@ class Cached:
         self._base = hashlib.sha256(named.encode() + headers)
 
     def precompile(self, header: Path) -> None:
-        """Reads `header` once for all files that are compiled from now on. They must include the same headers first."""
+        """Reads `header` once for all files that are compiled from now on. These files must include the same headers first."""
         _run([*self._command, "-x", "c-header", str(header), "-o", f"{header}.gch"])
         self._command += ["-include", str(header)]
 
@@ -182,9 +182,10 @@ class Cached:
 
 
 def build(target: Target | None = None, jobs: int | None = None) -> bool:
-    """Builds, unless a build of these sources exists. Returns whether it has built. `target`: None means the running Python.
+    """Builds the library, unless a build of these sources exists. Returns whether a build was made. `target`: the Python to build for; None
+    means the running Python.
 
-    `jobs`: C files compiled at a time; None means one per CPU. Raises Unbuildable and CalledProcessError.
+    `jobs`: the number of C files compiled at a time; None means one per CPU. Raises Unbuildable and CalledProcessError.
     """
     folder = BUILT / key(abi=target.abi if target else ABI)
     if folder.is_dir():
@@ -213,7 +214,7 @@ def build(target: Target | None = None, jobs: int | None = None) -> bool:
     ready.chmod(0o755)
     try:
         os.rename(ready, folder)
-    except OSError:  # another build was faster: keep its result
+    except OSError:  # another build has finished first: keep its result
         shutil.rmtree(ready)
     (BUILT / REASON).unlink(missing_ok=True)
     _forget_others(folder)
@@ -267,7 +268,7 @@ def main() -> None:
         return
     if done:
         print(f"compiled the request path in {time.monotonic() - began:.0f} s", flush=True)
-        os._exit(0)  # to free what mypy has built takes 18 s
+        os._exit(0)  # because freeing what mypy has built takes 18 s
 
 
 if __name__ == "__main__":

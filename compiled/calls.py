@@ -1,6 +1,7 @@
 """The kernels that run several times per request, as constants of a compiled module.
 
-Compiled code calls a constant of another compiled module directly. It would look up the name of another module's function at each call.
+Compiled code calls a constant of another compiled module directly. To call a function of another module, compiled code would look up the
+function's name at each call.
 """
 
 from typing import Final
@@ -55,5 +56,5 @@ step: Final = kernels.step
 token_load: Final = kernels.token_load
 waiting: Final = kernels.waiting
 
-# None if the kernels were not built: the code for short blocks does its work.
+# None if the kernels were not built; then the Python code for short blocks also hashes long ones.
 chain: Final = kernels.chain if kernels.NATIVE else None

@@ -24,17 +24,17 @@ from compiled.modules import ENTRY, KERNELS, PATHS, SOURCES
 
 ROOT: Final = Path(__file__).parent.parent
 BUILT: Final = Path(__file__).parent / "built"
-# The binary interface of this Python. It is also in `sysconfig`, which takes more memory.
+# The binary interface of this Python. `sysconfig` knows this suffix, too, but takes more memory.
 ABI: Final = importlib.machinery.EXTENSION_SUFFIXES[0].removeprefix(".").removesuffix(".so")
 VARIABLE: Final = "EPP_COMPILED"
-LIBRARY: Final = "epp_request_path__mypyc"  # has the code of all modules
+LIBRARY: Final = "epp_request_path__mypyc"  # the library with the code of all modules
 BUILDER: Final = "7"  # raise it when `compiled.build` changes what it makes from the same source
 SUFFIX: Final = ".so"
 REASON: Final = "not-built.txt"  # a file in BUILT that says why there is no build
 
 
 class Mode(NamedTuple):
-    """Says whether the request path is compiled. `reason`: why it is not; empty if it is."""
+    """Says whether the request path is compiled. `reason`: why it is not compiled; empty if it is."""
 
     compiled: bool
     reason: str
@@ -44,7 +44,7 @@ class Mode(NamedTuple):
 
 
 class NotCompiled(SystemExit):
-    """Ends the process with its text: EPP_COMPILED is 1 and there is no build of these sources, or it has an unknown value."""
+    """Ends the process with this exception's text: EPP_COMPILED is 1 and there is no build of these sources, or it has an unknown value."""
 
 
 class LibraryLoader(importlib.machinery.ExtensionFileLoader):
@@ -62,13 +62,13 @@ class ModuleLoader(importlib.abc.Loader):
     """Loads a compiled module from the library."""
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
-        """Returns the module. Its code has run then."""
+        """Returns the module. When this is called, the module's code has run."""
         library, entry = importlib.import_module(LIBRARY), importlib.import_module(ENTRY)
         module: ModuleType = entry.made(getattr(library, f"init_{spec.name.replace('.', '___')}"))
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Does nothing: the code has run."""
+        """Does nothing, because the module's code has run."""
 
 
 class Finder(importlib.abc.MetaPathFinder):
@@ -104,7 +104,7 @@ def source(module: str) -> str | None:
 
 
 def docstring(cls: type) -> str:
-    """Returns the docstring of a class. Reads it from the source if the class is compiled: it then has no docstring at run time."""
+    """Returns the docstring of a class. Reads the source if the class is compiled, because it has no docstring at run time."""
     if cls.__module__ not in _SOURCES or not choose().compiled:
         return inspect.cleandoc(cls.__doc__ or "")
     for node in ast.parse(Path(_SOURCES[cls.__module__]).read_text()).body:
@@ -126,9 +126,10 @@ def key(root: Path = ROOT, abi: str = ABI) -> str:
 
 
 def decided(wanted: str | None, built: Path = BUILT, root: Path = ROOT) -> tuple[Mode, Path]:
-    """Decides whether to import compiled modules. Returns the mode, and the folder that a build has or would have. Raises NotCompiled.
+    """Decides whether to import compiled modules. Returns the mode, and the folder of the build, whether the build exists or not. Raises
+    NotCompiled.
 
-    `wanted`: the value of EPP_COMPILED; None: not set.
+    `wanted`: the value of EPP_COMPILED; None if it is not set.
     """
     folder = built / key(root)
     if wanted not in (None, "", "0", "1"):

@@ -1,7 +1,7 @@
 """Lists the compiled modules and the C sources of the kernels. This is the only such list.
 
-Compiled are the modules that run for each request, and those that the kv-events process runs for each message. They are compiled together,
-so a call from one module to another is a call in C. `LEFT_OUT` has the modules of the request path that are not compiled, with the reason.
+The list has the modules that run for each request, and those that the kv-events process runs for each message. They are compiled together,
+so a call from one module to another is a call in C. `LEFT_OUT` has the modules of the request path that are not compiled, and says why.
 """
 
 from collections.abc import Mapping

@@ -1,6 +1,6 @@
 """The rows of an outlook (`compiled.kernels.latency_reference.first_tokens`), and the cells of prompt starts.
 
-They are constants that compiled code need not look up.
+They are constants, so compiled code need not look them up.
 """
 
 from typing import Final
@@ -14,8 +14,8 @@ LOAD: Final = 5
 MEMORY: Final = 6
 
 # The cells that a worker has for each slot in `shm.prefills.PromptStarts`. START: since when the endpoint works on the prompt at its front.
-# SEEN: the start after which the worker has sent prompts there. LATE: the tokens of these prompts. PROMPTS: how many of the worker's
-# prompts count in INFLIGHT_TOKENS of the endpoint
+# SEEN: the start after which the worker has sent prompts there. LATE: the tokens of the prompts that the worker has sent there after SEEN.
+# PROMPTS: how many of the worker's prompts count in INFLIGHT_TOKENS of the endpoint
 START: Final = 0
 SEEN: Final = 1
 LATE: Final = 2

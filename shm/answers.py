@@ -9,9 +9,9 @@
     worker 1 | ...
 
 Each cell is one 8-byte word. Each worker writes its own row, and the supervisor reads all. `changes` grows with each count, so a reader
-that finds the number unchanged need not read further. Counts only grow, until a worker gives a place to another kind: it first frees the
-place, then clears the counts of the place. A kind is a number that is the same in all workers. This module does not know what kinds and
-outcomes stand for.
+that finds it unchanged need not read further. Counts only grow, until a worker gives a place to another kind: it first frees the place,
+then clears the counts of the place. A kind is a number that is the same in all workers. This module does not know what kinds and outcomes
+stand for.
 """
 
 from typing import NamedTuple
@@ -39,7 +39,7 @@ class AnswersSchema(Layout):
 
 
 class AnswersWriter:
-    """Writes the row of one worker. `watched`: one word, whether requests are to be counted."""
+    """Writes the row of one worker. `watched`: one word that says whether requests are to be counted."""
 
     def __init__(self, schema: AnswersSchema, region: Region, index: int) -> None:
         self.schema = schema
@@ -84,7 +84,7 @@ class Counts(NamedTuple):
 
 
 class AnswersReader:
-    """Reads all rows. For the supervisor, which also writes the head."""
+    """Reads all rows. Reads all rows. Only the supervisor has it, and also writes the head."""
 
     def __init__(self, schema: AnswersSchema, region: Region) -> None:
         self.schema = schema
@@ -93,7 +93,7 @@ class AnswersReader:
         self._rows: Ints = region.array(np.int64, ROW_ALIGNMENT, shape)
 
     def watch(self, on: bool) -> None:
-        """Says whether workers count requests from now on."""
+        """Tells the workers whether to count requests from now on."""
         self._watch[0] = int(on)
 
     def changes(self) -> list[int]:

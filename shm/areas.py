@@ -1,4 +1,5 @@
-"""Areas: the numbers that each process publishes about itself. One process writes an area, all processes read and sum.
+"""Areas: the numbers that each process publishes about itself. One process writes an area, and all processes read all areas and sum their
+numbers.
 
     serving   | area 0 | area 1 | ... | area n-1 |            only the parent writes here
     area      | heartbeat | successions | scalar 0 | ... |         area 0 is the supervisor's,
@@ -10,15 +11,14 @@
               | sum | bucket 0 | ... | overflow |             per histogram; bucket i counts
                                                               values <= bound i, not cumulative
               | room for more histograms ... |
-Each line of the drawing starts on its own cache line. Every cell is one 8-byte word: int64, except
-heartbeats (monotonic seconds) and sums, which are float64. An area starts on an even cache line, so areas
-never share a pair of lines.
+Each line of the drawing starts on its own cache line. Every cell is one 8-byte word: int64, except heartbeats (monotonic seconds) and sums,
+which are float64. An area starts on an even cache line, so areas never share a pair of lines.
 
 - Scalars and in-flight numbers are gauges. `take_over` clears them, because the requests that they counted died with the predecessor.
   All other numbers continue in the successor, so exported counters never decrease. `workers.shared.ejection` explains served requests
   and points of failures.
-- In-flight numbers count only while the parent marks the area as serving. So the numbers that a dead
-  worker left in its area do not count as load of an endpoint.
+- In-flight numbers are valid only while the parent marks the area as serving. So the numbers that a dead worker left in its area are not
+  taken as load of an endpoint.
 - An area may have room for more histograms at its end. A schema that only adds histograms there describes the same areas, so a new
   process can use more histograms while others still use the old schema.
 - The words of one area do not change together: a reader may see a histogram's bucket before its sum.
@@ -97,7 +97,7 @@ def _next_line(word: int) -> int:
 
 
 class Area:
-    """Writes one area. It needs plain stores only, because no other process writes here."""
+    """Writes one area. Plain stores are enough, because no other process writes this area."""
 
     def __init__(self, schema: AreaSchema, region: Region) -> None:
         self.schema = schema
@@ -120,7 +120,8 @@ class Area:
         self._histograms.observe(0, histogram_index, value)
 
     def observe_all(self, histogram_index: int, values: list[float], weight: int = 1) -> None:
-        """Counts each of `values` in its bucket, `weight` times. Takes 3 us for eight values; 0.05 us per value above about a hundred."""
+        """Counts each of `values` in its bucket, `weight` times. This takes 3 us for eight values, and 0.05 us per value above about a
+        hundred."""
         self._histograms.observe_all(0, histogram_index, values, weight)
 
     def heartbeat(self, now: float) -> None:
@@ -161,12 +162,12 @@ class Areas:
         return Area(self.schema, self._region.part(self.schema.areas_at + index * size, size))
 
     def serving(self, index: int) -> bool:
-        """Whether the parent marks this area as serving."""
+        """Returns whether the parent marks this area as serving."""
         return self._serving[index] != 0
 
     @property
     def serving_words(self) -> memoryview:
-        """All serving words, read-only.
+        """Returns all serving words, read-only.
 
         A caller that caches a sum compares the words to notice that a worker started or stopped serving.
         """
@@ -183,7 +184,7 @@ class Areas:
 
     @property
     def added(self) -> RemoteArea | None:
-        """The remote area; None if it did not count at the last call of `add_remote`."""
+        """Returns the remote area; None if the last call of `add_remote` did not include it."""
         return self._added
 
     def inflight(self, slots_used: int, first: int = 0) -> Ints:
@@ -194,11 +195,11 @@ class Areas:
         return self._sum(self.schema.inflight_at + first, slots_used, None if self._added is None else self._added.requests[first:])
 
     def tokens(self, slots_used: int) -> Ints:
-        """Returns the tokens in flight per slot, summed as by `inflight`."""
+        """Returns the tokens in flight per slot, summed in the same way as by `inflight`."""
         return self._sum(self.schema.tokens_at, slots_used, None if self._added is None else self._added.tokens)
 
     def loads(self, slots_used: int, first: int = 0) -> tuple[Ints, Floats]:
-        """Returns what `inflight` and `tokens` return, the tokens as float64."""
+        """Returns the results of `inflight` and of `tokens`, the tokens as float64."""
         at, added = self.schema, self._added
         more = (None, None) if added is None else (added.requests[first:], added.tokens[first:])
         return area_loads(self._workers, self._weights, at.inflight_at + first, at.tokens_at + first, slots_used, *more)

@@ -1,20 +1,21 @@
-"""Budgets: how much tenants have used. Each worker writes its own row, the supervisor writes the row of other replicas; all read all.
+"""Budgets: how much tenants have used. Each worker writes its own row, and the supervisor writes the row of other replicas; all processes
+read all rows.
 
     row      | place 0 | place 1 | ... | place n-1 |                      one cache line each
     place    | key | plan | lapsed tokens | lapsed requests | tokens | requests | in flight | touched |
 
-Tokens, requests, lapsed tokens and requests, and `touched` (monotonic seconds) are float64, the others int64. The key names a tenant; at
-0, the place is free. Tokens and requests say how much the row's writer has let the tenant use; tokens may fall when an answer turns out to
-be cheaper. A successor continues them, and clears `in flight`. `lapsed` is the largest value of rate * time - used, for a budget with this
-plan only: the rates of tokens and requests per second, as two float32 (0 without a limit). In the row of other replicas, the two `lapsed`
-words instead say when the other replicas expect the bucket to be full. `touched` changes with each change, and is stored together with the
-numbers before it: a request costs two stores, and no read.
+Tokens, requests, lapsed tokens and requests, and `touched` (monotonic seconds) are float64, the others int64. The key names a tenant; if it
+is 0, the place is free. Tokens and requests say how much the row's writer has let the tenant use; tokens may fall when an answer turns out
+to be cheaper. A successor continues these numbers, and clears `in flight`. `lapsed` is the largest value of rate * time - used, for a
+budget with this plan only: the rates of tokens and requests per second, as two float32 (0 without a limit). In the row of other replicas,
+the two `lapsed` words instead say when the other replicas expect the bucket to be full. `touched` changes with each change, and is stored
+together with the numbers before it: a request costs two stores, and no read.
 
 The key selects a set of WAYS places. If all are taken, a new tenant gets the place that was touched longest ago, if possible one without a
 request in flight. A tenant that has lost its places begins with a full bucket, like an idle tenant. The words of a place do not change
 together.
 
-This module does not know what the numbers are compared with.
+This module does not know with what the numbers are compared.
 """
 
 import math
@@ -36,7 +37,7 @@ NOWHERE: Final = -1
 KEY_MAX: Final = (1 << 63) - 1
 FILLS_MAX: Final = 86_400.0
 _RATES: Final = struct.Struct("<ff")
-_store_used: Final = struct.Struct("@ddqd").pack_into  # tokens, requests, in flight, touched; the native mode stores each word whole
+_store_used: Final = struct.Struct("@ddqd").pack_into  # tokens, requests, in flight, touched: the native mode stores each word whole
 
 
 class BudgetsSchema(Layout):
@@ -52,9 +53,8 @@ class BudgetsSchema(Layout):
 
 
 class Elsewhere(NamedTuple):
-    """How much a tenant has used by rows of other writers. `lapsed_*`: the largest number in these rows, or -inf. `full_*`: when other
-    replicas expect the bucket to be full; -inf if they do not know the tenant.
-    """
+    """How much a tenant has used according to the rows of other writers. `lapsed_*`: the largest number in these rows, or -inf. `full_*`:
+    when other replicas expect the bucket to be full; -inf if they do not know the tenant."""
 
     tokens: float
     requests: float
@@ -96,7 +96,7 @@ class Place:
 class BudgetRow:
     """Writes one row, and reads all. `row`: the worker's number from 0, or the number of workers for the row of other replicas.
 
-    `serving`: a word per worker; at 0, no request of the worker is in flight.
+    `serving`: a word per worker; if it is 0, no request of the worker is in flight.
     """
 
     def __init__(self, schema: BudgetsSchema, region: Region, row: int, serving: Sequence[int]) -> None:
@@ -161,7 +161,7 @@ class BudgetRow:
         return place
 
     def elsewhere(self, key: int, plan: int) -> Elsewhere:
-        """Returns how much the tenant has used by other rows. `plan`: the plan for which lapsed numbers are wanted."""
+        """Returns how much the tenant has used according to the other rows. `plan`: the plan for which lapsed numbers are wanted."""
         words, floats, workers = self._words, self._floats, self._workers
         tokens = requests = 0.0
         in_flight = 0
@@ -182,7 +182,7 @@ class BudgetRow:
             elif words[at + PLAN] == plan:
                 lapsed_tokens = max(lapsed_tokens, floats[at + LAPSED_TOKENS])
                 lapsed_requests = max(lapsed_requests, floats[at + LAPSED_REQUESTS])
-            if words[at] == key:  # no other tenant has taken the place since
+            if words[at] == key:  # check that no other tenant has taken the place since
                 tokens += row_tokens
                 requests += row_requests
                 in_flight += flying

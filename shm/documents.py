@@ -1,4 +1,4 @@
-"""Documents: blobs of bytes that change rarely. Each has two slots, so a reader never waits.
+"""Documents: blobs of bytes that change rarely. Each document has two slots, so a reader never waits.
 
     document  | version | capacity | 0 ... |                                     one cache line
     slot 0    | version | length | crc | 0 ... | bytes, padded to a cache line
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 class DocumentTooLarge(Exception):
-    """Says that a blob does not fit into the slots of its document."""
+    """Raised if a blob does not fit into the slots of its document."""
 
 
 class DocumentSchema:
@@ -123,7 +123,7 @@ class DocumentWriter:
 
 
 class DocumentReader:
-    """Reads current versions; never writes."""
+    """Reads current versions, and never writes."""
 
     def __init__(self, schema: DocumentSchema, region: Region) -> None:
         self.schema = schema
@@ -140,7 +140,8 @@ class DocumentReader:
         return self._words, self._versions[index]
 
     def is_whole(self, index: int) -> bool:
-        """Whether version, length and CRC of the current slot agree. False in another process may mean that a write is under way."""
+        """Returns whether version, length and CRC of the current slot agree. In another process, False may mean that a write is under
+        way."""
         return self._whole(index, self.version(index)) is not None
 
     def read(self, index: int) -> tuple[int, bytes] | None:
@@ -183,7 +184,7 @@ class DocumentView(Generic[T]):
         self.version = 0
 
     def look_once(self) -> None:
-        """Looks at each version once, so that a document that another program has overwritten does not slow each request down."""
+        """Reads each version only once, so that a document that another program has overwritten does not slow each request down."""
         version = self._words[self._at]
         if version != self._tried:
             self._tried = version

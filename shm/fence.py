@@ -12,10 +12,10 @@ load-acquire, so later accesses stay behind it.
 `tests/shm/test_memory_order.py` proves where a fence is needed and what it guarantees. The test records the loads, stores and fences of
 the code in `shm`, carries them out in every order that the Arm model allows, and lets the code judge what it would have read:
 
-- A row of the table (`shm.seqlock`) is read as it was written, or counts as torn. Without its fences, torn rows are accepted.
+- A row of the table (`shm.seqlock`) is read as it was written, or is recognised as torn. Without its fences, torn rows are accepted.
 - A copy of the table with a new epoch has all rows of that epoch. Without the fence behind the epoch, it may lack a new endpoint.
 - A document is read as it was written; its CRC suffices for this. Without its fences, the current version may be unreadable.
-- An index entry is one word, so a reader never combines the tag of one entry with the owner of another. It needs no fence.
+- An index entry is one word, so a reader never combines the tag of one entry with the owner of another. So it needs no fence.
 
 `shm.series` and `shm.flow_areas` have fences for the same reason as documents: they store last the number that makes other words valid.
 """
@@ -23,7 +23,7 @@ the code in `shm`, carries them out in every order that the Arm model allows, an
 import platform
 import struct
 import sys
-from _thread import allocate_lock  # a forking process must not import threading
+from _thread import allocate_lock  # not from threading, because a forking process must not import it
 from collections.abc import Callable
 
 from compiled import kernels
@@ -32,7 +32,7 @@ KEEPS_ORDER = frozenset({"x86_64", "AMD64"})  # total store order
 
 
 def no_fence() -> None:
-    """Does nothing: the CPU keeps the order of loads and the order of stores."""
+    """Does nothing, because the CPU keeps the order of loads and the order of stores."""
 
 
 def lock_fence() -> None:
@@ -44,7 +44,7 @@ def lock_fence() -> None:
 
 
 def choose(machine: str) -> Callable[[], None]:
-    """Returns the fence for a machine, named as by `platform.machine()`. An unknown machine also gets a fence that orders."""
+    """Returns the fence for a machine, whose name is that of `platform.machine()`. An unknown machine also gets a fence that orders."""
     if machine in KEEPS_ORDER:
         return no_fence
     return kernels.fence if kernels.NATIVE else lock_fence

@@ -1,4 +1,4 @@
-"""Flow areas: which requests wait in each worker, and which requests to displace the workers ask of each other. One area per worker.
+"""Flow areas: which requests wait in each worker, and how many requests workers ask each other to displace. There is one area per worker.
 
 A worker writes its own area; all processes read all areas.
 
@@ -13,19 +13,19 @@ Each line of the drawing, and each worker's part of the last line, starts on its
 - `yielded` counts how often the worker left room to another one. `sent at` says when the best victim got its endpoint, and `busy until`
   when the worker's evictions are over at the latest.
 - A band is a number here. A document maps bands to priorities.
-- `take_over` clears the gauges (waiting requests, pending, head, victim), because what they counted died with the predecessor.
+- `take_over` clears the gauges (waiting requests, pending, head, victim), because the requests that they counted died with the predecessor.
   `dispatched`, `yielded`, and the asked and answered numbers only grow; successors continue them.
 - A worker may ask another worker to displace requests of a band. The other worker still has to displace the sum of the asked numbers over
-  all areas, minus its answered numbers. So there are no acknowledgements, and no word has two writers. A successor counts all numbers that
-  were asked of its predecessor as answered. `total` is the sum of requests and bytes over all bands. The asking worker stores `total` last,
-  so one word per area shows whether more was asked.
-- A position is how far a flow has got in its band; `time` is the band's virtual time and `end` the position of its furthest flow. The
-  three only grow, over successors too, and the largest value of all areas counts. A flow hash identifies a flow: it is a hash of the flow's
+  all areas, minus its answered numbers. So there are no acknowledgements, and no word has two writers. A successor treats all requests that
+  its predecessor was asked to displace as answered. `total` is the sum of requests and bytes over all bands. The asking worker stores
+  `total` last, so one word per area shows whether more was asked.
+- A position is how far a flow has got in its band; `time` is the band's virtual time and `end` the position of its furthest flow. The three
+  only grow, even over successors, and the largest value of all areas is valid. A flow hash identifies a flow: it is a hash of the flow's
   name and the number of its band. The flow hash selects the flow's line, which has four places; a new flow takes the next place in turn. A
   flow that lost its place is unknown until it moves again. It never gets the position of another flow, unless two 63-bit flow hashes are
   equal.
-- The area of a worker that is not serving counts nothing (`Areas` has the serving words). So other workers no longer count the queue
-  of a killed worker as soon as the parent has reaped that worker.
+- All numbers in the area of a worker that is not serving are ignored (`Areas` has the serving words). So as soon as the parent has reaped a
+  killed worker, other workers ignore the queue of that worker.
 - The words of an area do not change together: a reader may see a band's requests before its bytes.
 
 This module does not know priorities, limits or policies.
@@ -111,7 +111,7 @@ class VictimCell(NamedTuple):
     """Says how many requests in flight a worker could evict, and which request it would evict first (its best victim).
 
     `priority` and `sent_at` describe the best victim; `sent_at` says when the victim got its endpoint. `busy_until`: when the worker's
-    evictions are over at the latest. Moments are monotonic seconds.
+    evictions are over at the latest. Times are in monotonic seconds.
     """
 
     evictable: int
@@ -121,7 +121,7 @@ class VictimCell(NamedTuple):
 
 
 class FlowAreas:
-    """Reads all areas. Workers count from 0. Sums run over the serving workers."""
+    """Reads all areas. Workers are numbered from 0. Sums run over the serving workers."""
 
     def __init__(self, schema: FlowSchema, region: Region, areas: Areas) -> None:
         self.schema = schema
@@ -159,7 +159,8 @@ class FlowAreas:
         return self._bases
 
     def total(self, word: int, skipped: int = -1) -> int:
-        """Sums one word over the areas of the serving workers but `skipped`. `word`: its place in an area."""
+        """Sums one word over the areas of the serving workers, except the area of `skipped`. `word`: the position of the word in an
+        area."""
         return area_total(self._all, self._serving, word, skipped)
 
     def cell(self, worker: int, band: int) -> Cell:
@@ -249,7 +250,7 @@ class FlowAreas:
 
 
 class FlowArea:
-    """Writes one area. It needs plain stores only, because no other process writes here."""
+    """Writes one area. Plain stores are enough, because no other process writes this area."""
 
     def __init__(self, all_: FlowAreas, worker: int) -> None:
         self.worker = worker
@@ -261,7 +262,7 @@ class FlowArea:
         self._place = 0  # which of the four places of its line the next new flow takes
 
     def take_over(self) -> None:
-        """Clears the predecessor's gauges, and counts all requests that others asked the predecessor to displace as answered."""
+        """Clears the predecessor's gauges, and treats all requests that others asked the predecessor to displace as answered."""
         words, schema = self.words, self.schema
         for word in GAUGES:
             words[word] = 0

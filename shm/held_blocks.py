@@ -1,7 +1,7 @@
 """An index of held blocks: its writer, with the links from a model server's block hashes to the keys of this index, and its reader.
 
-Index and links use the same owner ids: an entry or a link counts only while its owner is live. So `retire` drops all entries and links of
-an owner at once. A sweep then frees them, before the id is assigned again.
+Index and links use the same owner ids, and an entry or a link is valid only while its owner is live. So `retire` drops all entries and
+links of an owner at once. A sweep then frees them, before the id is assigned again.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ LINKS_LOAD = 0.78
 
 
 def schemas(blocks: int) -> tuple[IndexSchema, LinkSchema]:
-    """Returns the layouts of an index and its links for a number of blocks. A block counts once per endpoint and tier that holds it."""
+    """Returns the layouts of an index and its links for a number of blocks. A block is counted once per endpoint and tier that holds it."""
     return IndexSchema(max(int(blocks / INDEX_LOAD), FAR_BUCKETS * WAYS)), LinkSchema(aligned(int(blocks / LINKS_LOAD) + 1, WAYS))
 
 
@@ -45,7 +45,7 @@ class HeldWriter(IndexWriter):
         self.sweep_step(buckets)
 
     def sweep_all(self) -> None:
-        """Frees the entries, links and ids of all retired owners at once. Takes some ten milliseconds for a million blocks."""
+        """Frees the entries, links and ids of all retired owners at once. This takes some ten milliseconds for a million blocks."""
         self.links.sweep_step(self.links.schema.buckets)
         for _ in range(2):  # the first pass may begin in the middle of the table and ends at its last bucket
             self.sweep_step(self.schema.buckets)
@@ -81,7 +81,7 @@ class Owners:
         self.weight_of: npt.NDArray[np.int32] = np.zeros(OWNER_IDS, dtype=np.int32)
 
     def add(self, owner: int, row: int, weight: int) -> None:
-        """Records that blocks of this owner id count for this row, with this weight."""
+        """Records that blocks of this owner id belong to this row, with this weight."""
         self.row_of[owner] = row
         self.weight_of[owner] = weight
 
@@ -101,7 +101,7 @@ class HeldReader:
     def held(self, hashes: Hashes, owners: Owners) -> tuple[list[int], list[int]]:
         """Returns two lists with one number per row: how many leading blocks the row holds without a gap, and the sum of their weights.
 
-        `hashes`: uint64, one per block of a prompt, first block first. A block that a row holds under several owner ids counts once, with
-        the best of their weights.
+        `hashes`: uint64, one per block of a prompt, first block first. A block that a row holds under several owner ids is counted once,
+        with the best of their weights.
         """
         return kernels.held(self._table, hashes, owners.row_of, owners.weight_of, owners.rows)

@@ -2,7 +2,7 @@
 
     | sum | bucket 0 | ... | overflow |      one word each: the sum is float64, the counters are int64
 
-A value counts in the first bucket whose bound is at least the value, or in the overflow.
+A value is counted in the first bucket whose bound is at least the value, or in the overflow.
 """
 
 from collections.abc import Sequence

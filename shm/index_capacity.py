@@ -2,14 +2,14 @@
 
 An owner's *capacity* is the number of blocks that its cache holds. The index may hold 5 % more. If it holds more than that, the writer
 removes the oldest entries until the index holds 5 % less than the capacity. So the index follows the eviction in the owner's cache. An
-entry counts as one block, or as `WIDE_BLOCKS` if its hash has the bit WIDE, because the writer does not store every block of a long
-prompt.
+entry stands for one block, or for `WIDE_BLOCKS` blocks if its hash has the bit WIDE, because the writer does not store every block of a
+long prompt.
 
 To find an owner's oldest entries, the code must scan the whole table (0.6 ms for half a million entries). So one scan lists the entries
 of all owners that are nearly at their limit. Later removals take seven eighths of an owner's entries from its list, oldest first,
 except entries refreshed since the scan.
 
-The index writer keeps these counts and lists in its own memory. Its successor counts again.
+The index writer keeps these counts and lists in its own memory. Its successor counts the entries again.
 """
 
 from typing import Final
@@ -31,7 +31,7 @@ UNLIMITED: Final = 1 << 62
 OVER_MAX: Final = 4
 # Share of an owner's entries that a scan lists; the youngest eighth can wait for the next scan.
 LISTED_SHARE: Final = 7 / 8
-NEARLY: Final = 3  # an owner that lacks one 2**NEARLY-th of what remains after a removal is nearly at its limit
+NEARLY: Final = 3  # an owner is nearly at its limit if one 2**NEARLY-th more would exceed what a removal leaves
 SHORT_LIST: Final = 4  # a list is short if the owner has this many times more blocks
 SCANNED_MAX: Final = 1 << 21  # entries that are scanned at a time
 
@@ -53,7 +53,7 @@ class Listed:
     """The entries of one owner, as one scan found them."""
 
     def __init__(self, keys: Entries, since: int) -> None:
-        """`keys`: as the kernel `owned` returns them for one owner. `since`: the age at the time of the scan."""
+        """`keys`: what the kernel `owned` returns for one owner. `since`: the age at the time of the scan."""
         self._keys: Entries | None = keys
         self.since = since
         self.places: npt.NDArray[np.uint32] = np.empty(0, dtype=np.uint32)  # oldest first
@@ -91,10 +91,7 @@ class Capacity:
         self.unchecked = True  # whether owners that the kernel has not named may exceed their limits
 
     def count_present(self) -> int:
-        """Counts the blocks of the entries that the table already has.
-
-        Call this before any other method. Returns the number of entries.
-        """
+        """Counts the blocks of the entries that the table already has. Call this before any other method. Returns the number of entries."""
         used = self._entries[self._entries != 0]
         self.add(used)
         return len(used)
@@ -104,7 +101,7 @@ class Capacity:
         return int(self._held[owner])
 
     def limit(self, owner: int, blocks: int) -> None:
-        """Sets the owner's capacity in blocks. 0 means unknown: there is no limit."""
+        """Sets the owner's capacity in blocks; 0 means that the capacity is unknown, so there is no limit."""
         if owner >= self._top:
             self._most[self._top : owner] = UNLIMITED
             self._top = owner + 1
@@ -120,12 +117,13 @@ class Capacity:
 
     @property
     def counts(self) -> Places:
-        """The number of blocks of each owner: int64, shape (OWNER_IDS,). A C kernel that writes entries updates it in place."""
+        """Returns the number of blocks of each owner: int64, shape (OWNER_IDS,). A C kernel that writes entries updates these numbers in
+        place."""
         return self._held
 
     @property
     def limits(self) -> Places:
-        """The number of blocks above which an owner loses its oldest entries: int64, shape (OWNER_IDS,); 0 if not known."""
+        """Returns the number of blocks above which an owner loses its oldest entries: int64, shape (OWNER_IDS,); 0 if not known."""
         return self._most
 
     def remove(self, entries: Entries) -> None:
@@ -143,7 +141,7 @@ class Capacity:
         self._held[owner] = 0
 
     def over(self) -> list[int]:
-        """Returns at most OVER_MAX owners that exceed their limits: those with the largest factor."""
+        """Returns at most OVER_MAX owners that exceed their limits: those that exceed them by the largest factor."""
         held, most = self._held[: self._top], self._most[: self._top]
         owners: list[int] = np.flatnonzero(held > most).tolist()
         self.unchecked = bool(owners)
@@ -152,7 +150,7 @@ class Capacity:
         return owners[: self._over_max]
 
     def free_surplus(self, owner: int, age: int) -> int:
-        """Frees the oldest entries by which the owner exceeds its limit. Returns how many it freed. `age`: the current age."""
+        """Frees the oldest entries of an owner until it no longer exceeds its limit. Returns how many it freed. `age`: the current age."""
         listed = self._listed.get(owner)
         freed = 0 if listed is None else self._free_listed(owner, listed, listed.since)
         if self._held[owner] > self._kept[owner]:

@@ -9,7 +9,8 @@ from shm.segment import SHM_DIRECTORY
 
 
 def names() -> Iterator[str]:
-    """Returns the names of all segments on this machine that this program made (by the magic in their header) and this user may read."""
+    """Returns the names of all segments on this machine that this user may read and that this program made, as the magic in their header
+    shows."""
     for entry in sorted(os.scandir(SHM_DIRECTORY), key=lambda entry: entry.name):
         if entry.is_file() and os.access(entry.path, os.R_OK):
             with open(entry.path, "rb") as segment:

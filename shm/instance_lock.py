@@ -66,11 +66,11 @@ class InstanceLock:
 
     @property
     def written_at(self) -> float:
-        """When the file was last written, in seconds since 1970."""
+        """Returns when the file was last written, in seconds since 1970."""
         return os.fstat(self._descriptor).st_mtime
 
     def is_removed(self) -> bool:
-        """Whether the file is gone, so that no other process can find the instance."""
+        """Returns whether the file is gone, so that no other process can find the instance."""
         return os.fstat(self._descriptor).st_nlink == 0
 
     def record(self, **info: object) -> None:
@@ -94,7 +94,7 @@ class Recorded(NamedTuple):
 
 
 def recorded(run_dir: str) -> list[Recorded]:
-    """Returns the files of all instances in the run directory. Takes no lock, so a line that is being written may be missing."""
+    """Returns the files of all instances in the run directory. No lock is taken, so a line that is being written may be missing."""
     instances: list[Recorded] = []
     for path in _instance_files(run_dir):
         with contextlib.suppress(FileNotFoundError):

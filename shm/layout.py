@@ -2,8 +2,7 @@
 
 A record is a run of 8-byte words, so every word can be stored and loaded in one piece. A layout
 hash covers everything that two processes must agree on: names, order and counts. A process that
-expects another hash cannot attach. All sizes are multiples of a cache line, so two parts never
-share one.
+expects another hash cannot attach. All sizes are multiples of a cache line, so no cache line has words of two parts.
 
     segment   +--------------------+------------------------------+---------------------------+
               | header  64 B       | description (JSON, padded)   | payload                   |
@@ -44,7 +43,7 @@ def aligned(size: int, to: int = CACHE_LINE) -> int:
 
 
 def layout_hash(*parts: object) -> int:
-    """Returns a 64-bit hash of the printed form of `parts`. Layouts with equal hashes count as the same layout."""
+    """Returns a 64-bit hash of the printed form of `parts`. Layouts with equal hashes are taken as the same layout."""
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little")
 
@@ -58,18 +57,19 @@ class Schema(Protocol):
 
 
 class Layout:
-    """The base of schemas in compiled modules."""
+    """The base class of schemas in compiled modules."""
 
     bytes: int
 
     def __init__(self, kind: str, layout: str, *more: object, **arguments: object) -> None:
-        """`layout`: name and version. `arguments`: those of the subclass's constructor. `more`: other values that determine the layout."""
+        """`layout`: name and version. `arguments`: the arguments of the subclass's constructor. `more`: other values that determine the
+        layout."""
         self.layout_hash = layout_hash(layout, *arguments.values(), *more)
         self.description: Mapping[str, object] = {"kind": kind, **arguments}
 
 
 class Plan:
-    """Places the parts of a segment (offsets and sizes in bytes). Gives the segment's size, hash and description."""
+    """Places the parts of a segment: computes their offsets and sizes in bytes. Gives the segment's size, hash and description."""
 
     def __init__(self, parts: Mapping[str, Schema]) -> None:
         self.offsets: dict[str, int] = {}

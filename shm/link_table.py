@@ -1,16 +1,17 @@
-"""The table of links: it maps an engine's block hash, the key, to the key of the index of held blocks, the link. One writer, fixed size.
+"""The table of links: it maps an engine's block hash, the key, to the key of the index of held blocks, the link. It has one writer and a
+fixed size.
 
     buckets  | bucket 0: 8 keys | bucket 1: 8 keys | ...      one u64 each, 0 = empty
     links    | link of key 0 | ...                            one u64 each
     metas    | owner: 16 bits | held in tier 0: 8 bits | ... | tier 5: 8 bits |   one u64 each
 
-- An entry takes 24 bytes. A key has two buckets, by its lower and its upper half, and goes to the emptier bucket. If both are full, a key
-  in one of them moves to its own other bucket. So nine tenths of the table can be used before `store` refuses the first key.
+- An entry takes 24 bytes. A key has two buckets, which its lower and its upper half determine, and goes to the emptier bucket. If both are
+  full, a key in one of them moves to its own other bucket. So nine tenths of the table can be used before `store` refuses the first key.
 - A tier is a kind of memory in which a model server caches blocks, such as GPU memory or host memory. The table counts the copies of
   a block in each tier.
 - A key mixes the engine's hash with the owner, because two engines may use one hash for different blocks.
 - The table lies in shared memory only so that a successor of its writer can go on. No other process reads it.
-- Entries of owners that are not live are garbage. They count as empty, and `sweep_step` clears them.
+- Entries of owners that are not live are garbage. They are treated as empty, and `sweep_step` clears them.
 """
 
 from collections.abc import Sequence
@@ -65,7 +66,7 @@ def owners_of(links: Links) -> Ints:
 
 
 def held_in(links: Links, tier: int) -> npt.NDArray[np.bool_]:
-    """Whether each entry's block is held in this tier."""
+    """Returns whether each entry's block is held in this tier."""
     counts: npt.NDArray[np.uint64] = links.metas >> np.uint64(OWNER_BITS + tier * COUNT_BITS) & np.uint64(COUNT_MAX)
     held: npt.NDArray[np.bool_] = counts != 0
     return held
@@ -77,7 +78,7 @@ def chosen(links: Links, which: npt.NDArray[np.bool_]) -> Links:
 
 
 class LinkTable:
-    """Reads and writes the table. `live`: uint8, one per owner id; 1 says that the entries of that owner count."""
+    """Reads and writes the table. `live`: uint8, one per owner id; 1 says that the entries of that owner are valid."""
 
     def __init__(self, schema: LinkSchema, region: Region, live: npt.NDArray[np.uint8]) -> None:
         size = schema.entries
@@ -110,7 +111,7 @@ class LinkTable:
         """Counts one copy less of each block in a tier.
 
         Returns the links of the blocks that the tier does not hold any more, the number of blocks that the tier still holds, and the number
-        of blocks of which no copy was counted before.
+        of blocks of which it had no copy.
         """
         words = np.asarray(hashes, dtype=np.uint64)
         gone, held, unknown, removed = kernels.remove_links(self._all, self._live, words, owner, tier)

@@ -46,7 +46,7 @@ Description = dict[str, Any]
 
 
 class LayoutError(SegmentError):
-    """Says that another version created the segment, with another layout. The text names the part."""
+    """Raised if another version created the segment, with another layout. The text names the part."""
 
 
 class Life(enum.Enum):
@@ -162,11 +162,12 @@ def instance(run_dir: str, name: str) -> Seen | None:
 
 
 def find(run_dir: str, *, metrics_port: int | None = None, name: str = "", ask: Callable[[list[Seen]], Seen] | None = None) -> Seen:
-    """Returns the live instance with this name or, if `name` is empty, with this metrics port. Without both: the only live instance.
+    """Returns the live instance with this name, or, if `name` is empty, with this metrics port. If neither is given, returns the only live
+    instance.
 
-    If several instances match, those in the first of these states count: running, of another version, silent, starting. If several are in
-    this state, and neither name nor port is given, `ask` chooses; without `ask`, the instance with the metrics port METRICS_PORT is meant.
-    Raises SegmentError unless exactly one live instance matches.
+    If several instances match, only those in the first of these states are considered: running, of another version, silent, starting. If
+    several are in this state, and neither name nor port is given, `ask` chooses; without `ask`, the instance with the metrics port
+    METRICS_PORT is returned. Raises SegmentError unless exactly one live instance matches.
     """
     known = instances(run_dir)
     wanted = f"with the name {name}" if name else "" if metrics_port is None else f"with the metrics port {metrics_port}"
@@ -200,9 +201,9 @@ def find(run_dir: str, *, metrics_port: int | None = None, name: str = "", ask: 
 
 
 def life(pid: int, segments: Iterable[str], now: float, recorded_s: float = 0.0) -> Life:
-    """Returns the state of an instance: from the youngest heartbeat in its areas or, if no heartbeat is recent, from its process id.
+    """Returns the state of an instance. The youngest heartbeat in its areas decides or, if no heartbeat is recent, its process id.
 
-    `now`: monotonic seconds. `recorded_s`: the age of the instance's file in seconds. If the file is old, it names all segments.
+    `now`: monotonic seconds. `recorded_s`: the age of the instance's file in seconds. If the file is old, the file names all segments.
     """
     try:
         age = _youngest_heartbeat(segments, now)

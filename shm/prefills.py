@@ -1,6 +1,6 @@
 """Prefills under way: which prompts endpoints compute at this moment (`Prefills`), and since when (`PromptStarts`).
 
-Each worker writes its own row of both structures, all workers read all rows. Rows of prefills:
+Each worker writes its own row of both structures, and all workers read all rows. Rows of prefills:
 
     worker 0 | key of place 0 | ... | key of place 63 | record of place 0 | ... | record of place 63 |
     worker 1 | ...
@@ -8,13 +8,13 @@ Each worker writes its own row of both structures, all workers read all rows. Ro
     record   | since | owner | blocks held before | tokens to compute | blocks | hash of the last block | marks |
     marks    | hashes of the marked blocks: number 4, 5, 6, 7, 8, 10, 12, 15, ..., each a quarter more than the previous number
 
-A worker takes a place when it sends a request, and frees it at the first token or the end. So other workers know at once what the index
-learns from the bus some milliseconds later. They find at least 4 of 5 blocks that two prompts share. Prefills without a marked block are
-too short to be shown. A request that finds no free place is not shown, too.
+A worker takes a place in its row when it sends a request, and frees the place at the first token or the end. So other workers know at once
+what the index learns from the bus some milliseconds later. They find at least 4 of 5 blocks that two prompts share. Prefills without a
+marked block are too short to be shown. A request that finds no free place is not shown either.
 
 A record is written before its key, and the key is cleared first. A reader that finds another key or another start after it has read a
 record ignores the record. A worker clears its row at its start. Until then, the row of a worker that has died may name prefills that have
-ended: places older than OLD_S do not count.
+ended, so places older than OLD_S are ignored.
 """
 
 from typing import Final
@@ -65,7 +65,7 @@ class PrefillsSchema(Layout):
 
 
 class Prefills:
-    """Writes the row of worker `index`, and reads all."""
+    """Writes the row of worker `index`, and reads all rows."""
 
     def __init__(self, schema: PrefillsSchema, region: Region, index: int) -> None:
         rows: Hashes = region.array(np.uint64, 0, (schema.workers, schema.row_bytes // WORD))
@@ -98,7 +98,7 @@ class Prefills:
 
 
 def local_prefills() -> Prefills:
-    """Returns prefills in private memory: for one process without workers."""
+    """Returns prefills in private memory, for one process without workers."""
     schema = PrefillsSchema(1)
     return Prefills(schema, Region(memoryview(bytearray(schema.bytes))), 0)
 
@@ -116,11 +116,11 @@ class StartsSchema(Layout):
 
 
 class PromptStarts:
-    """Since when each endpoint computes its first prompt without a token: a start per slot, in monotonic seconds; 0 if not known.
+    """Holds since when each endpoint computes its first prompt without a token: a start per slot, in monotonic seconds; 0 if not known.
 
-    Writes one row, reads all. `own`, `prompts`: the cells START and PROMPTS of worker `index`, one per slot. `rows`: all cells
-    (`compiled.outlook`), shape (workers, CELLS, slots), padded to whole cache lines. The newest start of a slot counts, so the starts of a
-    worker that has ended do no harm. A worker clears its numbers of prompts at its start.
+    Writes one row, and reads all rows. `own`, `prompts`: the cells START and PROMPTS of worker `index`, one per slot. `rows`: all cells
+    (`compiled.outlook`), shape (workers, CELLS, slots), padded to whole cache lines. The newest start of a slot is valid, so the starts of
+    a worker that has ended do no harm. A worker clears its numbers of prompts at its start.
     """
 
     def __init__(self, schema: StartsSchema, region: Region, index: int) -> None:

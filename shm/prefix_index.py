@@ -7,8 +7,9 @@
 
     entry    | tag: upper 48 bits of the hash | owner: 16 bits |                  one u64, 0 = empty
 
-- An entry is one aligned word, so a reader always sees the tag and the owner of the same store. The index needs no other memory order.
-  Only the writer reads ages. They are ticks of a 32-bit clock that wraps, so only the distance to the current tick has a meaning.
+- An entry is one aligned word, so a reader always sees the tag and the owner of the same store. The order of stores to different words does
+  not matter. Only the writer reads ages. They are ticks of a 32-bit clock that wraps, so only the distance to the current tick has a
+  meaning.
 - A hash has two *near* buckets. They take up to `NEAR_OWNERS` owners of one hash. So a block that all endpoints hold, such as a common
   system prompt, does not push other blocks out. Further owners of that hash go to its *far* buckets, 32 in a row; the owner id selects
   one bucket. A *far mark*, a near entry with `FAR_MARK` as its owner, says that the hash has entries in far buckets; it has the age of
@@ -91,6 +92,7 @@ class IndexReader:
         """Returns, for each owner with a hit, how many leading blocks it is known to hold (its deepest hit + 1).
 
         `hashes`: uint64, one per block. A hit on block i proves blocks 0..i. The index evicts single entries by age, so a miss proves
-        nothing: an owner has no match with a long prompt only if all blocks miss that the kernel looks up first: every 32nd and the last.
+        nothing. An owner has no match with a long prompt only if it misses all blocks that the kernel looks up first, which are every 32nd
+        and the last.
         """
         return calls.match(self._table, hashes)

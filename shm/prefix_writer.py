@@ -41,7 +41,7 @@ News = tuple[list[int], list[int], bytes]
 
 
 class OwnersExhausted(Exception):
-    """Says that every owner id is live, or retired and not yet swept."""
+    """Raised if every owner id is live, or retired and not yet swept."""
 
 
 class IndexWriter:
@@ -81,7 +81,7 @@ class IndexWriter:
         return self._capacity.held(owner)
 
     def limit(self, owner: int, blocks: int) -> None:
-        """Limits the number of blocks that the index holds for this owner to about `blocks`, from the next insert on. 0: no limit."""
+        """Limits the number of blocks that the index holds for this owner to about `blocks`, from the next insert on; 0 means no limit."""
         self._capacity.limit(owner, blocks)
 
     def owners(self) -> list[int]:
@@ -143,8 +143,7 @@ class IndexWriter:
 
     def insert_and_tell(self, hashes: Hashes, owners: int | npt.NDArray[Any], age: int, stale: int) -> News:
         """Inserts blocks as `insert` does. Returns the blocks that are new or were last inserted `stale` or more ticks ago: the owner of
-        each run of blocks, the number of blocks of each run, and the bytes of all hashes (u64).
-        """
+        each run of blocks, the number of blocks of each run, and the bytes of all hashes (u64)."""
         news = self._insert(np.ascontiguousarray(hashes), owners, age, stale)
         assert news is not None
         return news
@@ -197,17 +196,17 @@ class IndexWriter:
 
     @property
     def evictions(self) -> int:
-        """Live entries that were overwritten because their buckets were full."""
+        """Returns how many live entries were overwritten because their buckets were full."""
         return self._words[EVICTIONS]
 
     @property
     def over_capacity(self) -> int:
-        """Entries freed because they exceeded the capacity of their owner."""
+        """Returns how many entries were freed because they exceeded the capacity of their owner."""
         return self._words[OVER_CAPACITY]
 
     @property
     def dropped(self) -> int:
-        """Blocks that were not inserted, because their owner was not live."""
+        """Returns how many blocks were not inserted because their owner was not live."""
         return self._words[DROPPED]
 
     def freed(self) -> dict[str, int]:
@@ -226,7 +225,7 @@ class IndexWriter:
         self.changes += 1
 
     def _insert(self, hashes: Hashes | bytes, owners: Owners, age: int, stale: int | None) -> News | None:
-        """Inserts blocks. Returns the news, if `stale` is not None."""
+        """Inserts blocks. Inserts blocks. Returns the news, if `stale` is not None."""
         capacity = self._capacity
         added, evicted, gone, dropped, over, news = kernels.insert(
             self._table, self._ages, self._states, capacity.counts, capacity.limits, hashes, owners,

@@ -1,4 +1,5 @@
-"""The remote area: the sums of requests in flight and in queues of other replicas of the picker. The supervisor writes them, workers read.
+"""The remote area: the sums of requests in flight and in queues of other replicas of the picker. The supervisor writes these sums, and
+workers read them.
 
     | heartbeat | replicas | epoch | head | progress | waiting requests | waiting bytes | 0 |
     | band 0: waiting requests | bytes | band 1 ... |
@@ -54,7 +55,7 @@ class RemoteArea:
         self.tokens: Ints = region.array(np.int64, schema.tokens_at * WORD, schema.slots)
 
     def fresh(self, now: float) -> bool:
-        """Whether the last heartbeat is recent enough at `now` (monotonic seconds) for the sums to count."""
+        """Returns whether the last heartbeat is recent enough at `now` (monotonic seconds), so that the sums may be used."""
         return self.age(now) <= FRESH_S
 
     def age(self, now: float) -> float:
@@ -63,12 +64,12 @@ class RemoteArea:
 
     @property
     def replicas(self) -> int:
-        """How many other replicas the sums include."""
+        """Returns how many other replicas the sums include."""
         return self.words[REPLICAS]
 
     @property
     def epoch(self) -> int:
-        """The last number that this replica had among all replicas; 0 before the first."""
+        """Returns the last number that this replica had among all replicas; 0 before the first."""
         return self.words[EPOCH]
 
     @epoch.setter
@@ -116,6 +117,6 @@ class RemoteArea:
         self.tokens[:] = 0
 
     def heartbeat(self, now: float, replicas: int) -> None:
-        """Records that the sums are of the moment `now` (monotonic seconds). With `now` 0, readers ignore the sums."""
+        """Records that the sums are those of the time `now` (monotonic seconds). With `now` 0, readers ignore the sums."""
         self.words[REPLICAS] = replicas
         self.floats[HEARTBEAT] = now

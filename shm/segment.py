@@ -49,7 +49,7 @@ fence.check_machine()
 
 
 class SegmentError(Exception):
-    """Says that a segment cannot be created or used. The text names the segment, the rule and the fix."""
+    """Raised if a segment cannot be created or used. The text names the segment, the rule and the fix."""
 
 
 class Region:
@@ -147,15 +147,15 @@ class Segment(Region):
         return self.part(plan.offsets[part], plan.sizes[part])
 
     def is_truncated(self) -> bool:
-        """Whether the segment has become shorter than its mapping, so that the next access may end this process by SIGBUS."""
+        """Returns whether the segment has become shorter than its mapping, so that the next access may end this process by SIGBUS."""
         return self._mapping.size() < len(self._mapping)
 
     def is_removed(self) -> bool:
-        """Whether the name is gone, so that no other process can attach."""
+        """Returns whether the name is gone, so that no other process can attach."""
         return os.fstat(self._descriptor).st_nlink == 0
 
     def close(self) -> None:
-        """Unmaps the memory. Arrays and views that are still alive keep it mapped until they are freed."""
+        """Unmaps the memory. Closes the segment; arrays and views that are still alive keep it mapped until they are freed."""
         for view in (self.words, self.bytes, self._whole):
             with contextlib.suppress(BufferError):
                 view.release()
@@ -164,7 +164,7 @@ class Segment(Region):
         self._close_descriptor()
 
     def unlink(self) -> None:
-        """Removes the name. Existing mappings remain until they are closed."""
+        """Removes the name. Removes the name; existing mappings remain until they are closed."""
         unlink_segment(self.name)
 
 

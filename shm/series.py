@@ -14,11 +14,11 @@ cumulative. An area holds `blocks` label tuples besides block 0.
 - `take_over` clears gauges, because the requests that they counted died with the predecessor. Counters and histograms continue.
 - `sweep` frees blocks that have counted nothing since the last sweep, but only if few blocks are left. If it has freed a block, `epoch`
   grows: offsets of blocks that a caller remembers are then invalid.
-- A tuple for which there is no room counts as the tuple that `Names.coarse` names. The last quarter of the blocks is for tuples that
-  cannot count as a coarser tuple. The last resort is block 0. `overflowed` counts how often this happens.
+- If there is no room for a tuple, its values are counted under the tuple that `Names.coarse` names. The last quarter of the blocks is for
+  tuples that have no coarser tuple. As the last resort, they are counted in block 0. `overflowed` counts how often this happens.
 - A label is cut to LABEL_BYTES_MAX bytes. Tuples that are equal after the cut share a block.
 - The words of one block do not change together: a reader may see a histogram's bucket before its sum.
-- Gauges count only while the parent marks the area as serving.
+- Gauges are valid only while the parent marks the area as serving.
 
 `shm.series_reader` reads the table. Clients cannot make the table or its writer grow without bound. This module does not know what the
 labels mean, or which labels to fold.
@@ -52,7 +52,7 @@ Bounds = tuple[tuple[str, tuple[float, ...]], ...]  # names and bounds of histog
 
 
 def most_fine(room: int) -> int:
-    """Returns how much of a room is for tuples that can count as a coarser tuple."""
+    """Returns how much of a room is for tuples that have a coarser tuple."""
     return room - room // RESERVED
 
 
@@ -60,10 +60,10 @@ class Names(Protocol):
     """Says which label tuples a table names."""
 
     def fold(self, labels: Labels) -> Labels:
-        """Returns the tuple as which a new tuple counts; it may be the same."""
+        """Returns the tuple under which a new tuple is counted; it may be the same tuple."""
 
     def coarse(self, labels: Labels) -> Labels:
-        """Returns the coarser tuple that counts instead if there is no room, or the same tuple."""
+        """Returns the coarser tuple that is counted instead if there is no room, or the same tuple."""
 
     def recall(self, labels: Labels) -> None:
         """Takes note of a tuple that the writer's predecessor has named."""
@@ -145,13 +145,13 @@ def _places(kind: str, names: tuple[str, ...], first: int) -> dict[str, int]:
 
 
 class SeriesWriter:
-    """Writes one area. It needs plain stores only, because no other process writes here.
+    """Writes one area. Plain stores are enough, because no other process writes this area.
 
     Change a value with `words[block(labels) + counter_at[name]] += 1`. `epoch`: see `sweep`.
     """
 
     def __init__(self, schema: SeriesSchema, region: Region, *, names: Names | None = None) -> None:
-        """`names`: None if each tuple counts as itself."""
+        """`names`: None if each tuple is counted under its own name."""
         self.schema = schema
         self.words: memoryview = region.bytes.cast("q")
         self.gauge_at, self.counter_at = schema.gauge_at, schema.counter_at
@@ -176,11 +176,11 @@ class SeriesWriter:
         return self._find(labels) if at is None else at
 
     def count(self, name: str, labels: Labels, n: int = 1) -> None:
-        """Adds to a counter of this label tuple. For rare events: to count often, keep the offset."""
+        """Adds to a counter of this label tuple. This is for rare events; to count often, keep the offset."""
         self.words[self.block(labels) + self.counter_at[name]] += n
 
     def observe(self, block: int, histogram_index: int, value: float) -> None:
-        """Counts a value in its bucket of a histogram, and adds it to the histogram's sum. `block`: as `block()` returned it."""
+        """Counts a value in its bucket of a histogram, and adds it to the histogram's sum. `block`: the result of `block()`."""
         self._histograms.observe(block, histogram_index, value)
 
     def observe_each(self, block: int, values: tuple[float, ...]) -> None:

@@ -46,7 +46,8 @@ class Totals(NamedTuple):
 
 
 class _Place:
-    """Where a reader counts one label tuple. `row`: the row of this or a coarser tuple. `uses`: the number of blocks with the tuple."""
+    """Says in which row a reader counts one label tuple. `row`: the row of this or a coarser tuple. `uses`: the number of blocks with the
+    tuple."""
 
     __slots__ = ("labels", "row", "uses")
 
@@ -73,7 +74,7 @@ class Rows:
         self._labels: dict[int, Labels] = {0: other}
 
     def enter(self, labels: Labels) -> int:
-        """Returns the row in which a tuple counts that is new or has come back."""
+        """Returns the row in which a tuple that is new or has come back is counted."""
         row = self.of.get(labels)
         if row is None:
             row = self._own(labels)
@@ -113,11 +114,11 @@ class Rows:
 
 
 class SeriesReader:
-    """Sums a table over all areas. `serving` says whether the gauges of an area count.
+    """Sums a table over all areas. `serving` says whether the gauges of an area are valid.
 
     A reader shows the label tuples that it meets first: besides `other`, at most `rows` tuples (by default as many as one area holds),
-    with a sum of weights of at most `room`. As in an area, the last quarter is for tuples that cannot count as a coarser tuple. Further
-    tuples count as the coarser tuple, or as `other`, as long as they exist. Another reader may meet the tuples in another order, and show
+    with a sum of weights of at most `room`. As in an area, the last quarter is for tuples that have no coarser tuple. Further tuples are
+    counted under the coarser tuple, or under `other`, as long as they exist. Another reader may meet the tuples in another order, and show
     different tuples.
     """
 
@@ -192,7 +193,7 @@ class SeriesReader:
         return {label: self._values(words, total) for label, words, total in shown if label != self._other or any(words)}
 
     def overflowed(self) -> int:
-        """Returns how often, over all areas, a tuple lost labels for want of room."""
+        """Returns how often, over all areas, a tuple lost labels because there was no room."""
         return int(self._heads[:, OVERFLOWED].sum())
 
     def used(self) -> list[int]:
@@ -235,7 +236,7 @@ class SeriesReader:
         return len(new) > BLOCKS_AT_ONCE
 
     def _leave(self, area: int, block: int) -> None:
-        """Keeps what a freed block had counted at the last reading, as long as its row exists."""
+        """Keeps the values that a freed block had at the last reading, as long as its row exists."""
         place, seen = self._met[area].pop(block), self._seen[area]
         self._lives[area, block] = FREE
         self._row_of[area, block] = NOWHERE

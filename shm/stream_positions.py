@@ -1,4 +1,5 @@
-"""Stream positions: how far the kv-events process has read each model server's stream of KV events. One row per slot, and a heartbeat.
+"""Stream positions: how far the kv-events process has read each model server's stream of KV events. There is one row per slot, and a
+heartbeat.
 
     control  | heartbeat (float64, monotonic seconds) | applying | 0 ... |             one cache line
     row      | position | check | heard (float64, monotonic seconds) | messages | held | dropped | 0 | 0 |   one cache line per slot
@@ -6,7 +7,7 @@
 - `position` is one more than the number of the last message that was applied; 0 before the first. `check` is the CRC of the payload of
   this message. A successor compares the CRC to find out whether the publisher has started again.
 - `applying` is 1 while a batch of messages changes index and links. A successor that finds 1 empties index and links first.
-- One process writes. Every value is one word, so readers need no version. The values of a row may be of different moments.
+- Only one process writes. Every value is one word, so readers need no version. The values of a row may be of different moments.
 """
 
 from typing import NamedTuple
@@ -45,7 +46,7 @@ class StreamPosition(NamedTuple):
 
 
 class StreamPositions:
-    """Reads and writes the rows. Only the kv-events process may call `write`, `forget`, `heartbeat` and set `applying`."""
+    """Reads and writes the rows. Only the kv-events process may call `write`, `forget` and `heartbeat`, and set `applying`."""
 
     def __init__(self, schema: StreamPositionsSchema, region: Region) -> None:
         self.schema = schema
@@ -54,7 +55,7 @@ class StreamPositions:
 
     @property
     def last_heartbeat(self) -> float:
-        """The time of the last heartbeat of the kv-events process, in monotonic seconds; 0 before the first."""
+        """Returns the time of the last heartbeat of the kv-events process, in monotonic seconds; 0 before the first."""
         return float(self._floats[HEARTBEAT])
 
     def heartbeat(self, now: float) -> None:

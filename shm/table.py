@@ -1,4 +1,4 @@
-"""The endpoint table: one row per slot. The supervisor writes it, the workers copy all used rows at once.
+"""The endpoint table: one row per slot. The supervisor writes the table, and workers copy all used rows at once.
 
     control  | epoch | used | 0 ...                                               one cache line
     row      | version | generation | owner | state | flags | updated_at | inflight_at_scrape |
@@ -12,8 +12,7 @@
 - Only `take` and `release` change the generation, the owner, or whether a row is free. `take` stores
   `state` last and a release stores it first. So if the writer is killed at any store, its successor
   still knows whether the row is taken, and by which owner. Only the scraped values are lost.
-- Scraped values are float64 (counts are exact below 2**53). Bit i of `present` says that column i
-  has a value.
+- Scraped values are float64 (counts are exact below 2**53). Bit i of `present` says that column i has a value.
 - `updated_at` is in monotonic seconds.
 - A killed writer leaves at most one torn row, and never a `used` that is too low. Any other damage comes from another
   program; the next writer frees such rows and recounts `used`.
@@ -190,11 +189,12 @@ class TableWriter:
 
     @property
     def used(self) -> int:
-        """One more than the highest slot that is not free."""
+        """Returns one more than the highest slot that is not free."""
         return self._words[USED]
 
     def intact(self, handles: Iterable[Handle]) -> bool:
-        """Whether no handle is stale, and `used` covers the rows of all handles. If not, another program has written to the table."""
+        """Returns whether no handle is stale, and `used` covers the rows of all handles. If not, another program has written to the
+        table."""
         used = self._words[USED]
         return used <= self.schema.slots and all(h.slot < used and self._live_row(h) is not None for h in handles)
 
@@ -331,7 +331,7 @@ class TableCopy:
 
 
 class TableReader:
-    """Copies the table; never writes it."""
+    """Copies the table, and never writes it."""
 
     def __init__(self, schema: TableSchema, region: Region) -> None:
         self.schema = schema
@@ -355,7 +355,8 @@ class TableReader:
         return TableCopy(self.schema, epoch, rows)
 
     def moved(self, first: int, copy: TableCopy) -> bool:
-        """Whether rows have changed since `copy` of the part that begins with `first`. If no row has, `copy` is as of now."""
+        """Returns whether rows have changed since `copy` of the part that begins with `first`. If none has changed, that copy is still up
+        to date."""
         epoch = self._words[EPOCH]
         if epoch == copy.epoch:
             return False
@@ -366,7 +367,7 @@ class TableReader:
         return False
 
     def copy(self, previous: TableCopy | None = None) -> TableCopy:
-        """Copies all used rows. A row that stays torn after all tries is taken from `previous`, or reads as free without `previous`."""
+        """Copies all used rows. If a row stays torn after all tries, it is taken from `previous`; without `previous`, it reads as free."""
         words = self._words
         epoch = words[EPOCH]
         fence.order()  # `used` is at least as new as the epoch; the fences of the rows order the rest

@@ -1,6 +1,5 @@
 """The kernels for the areas of workers and replicas in Python. They define what `areas.c`, `histograms.c`, `prefills.c` and `replicas.c`
-compute, and run where those are not built. `shm.areas`, `shm.histograms` and `shm.prefills` have the layouts.
-"""
+compute, and run where those are not built. `shm.areas`, `shm.histograms` and `shm.prefills` have the layouts."""
 
 from bisect import bisect_left, bisect_right
 from struct import Struct
@@ -22,7 +21,7 @@ NONE: Final = (0, 0)
 
 
 def area_sums(areas: Ints, serving: Ints, at: int, slots: int, more: Ints | None) -> Ints:
-    """Sums each of the `slots` words from word `at` on, over the areas with a nonzero `serving` word, and adds `more`, if any."""
+    """Sums each of the `slots` words from word `at` on, over the areas with a nonzero `serving` word. Adds `more` if it is given."""
     sums: Ints = areas[serving != 0, at : at + slots].sum(axis=0)
     return sums if more is None else sums + more[:slots]
 
@@ -30,13 +29,13 @@ def area_sums(areas: Ints, serving: Ints, at: int, slots: int, more: Ints | None
 def area_loads(
     areas: Ints, serving: Ints, requests_at: int, tokens_at: int, slots: int, more_requests: Ints | None, more_tokens: Ints | None
 ) -> tuple[Ints, Floats]:
-    """Returns what `area_sums` returns for requests and for tokens, the latter as float64."""
+    """Returns the results of `area_sums` for requests and for tokens; the sums of tokens are float64."""
     tokens = area_sums(areas, serving, tokens_at, slots, more_tokens)
     return area_sums(areas, serving, requests_at, slots, more_requests), tokens.astype(np.float64)
 
 
 def area_total(areas: Ints, serving: Ints, at: int, skipped: int) -> int:
-    """Sums one word over the areas with a nonzero `serving` word, but the area `skipped`."""
+    """Sums one word over the areas with a nonzero `serving` word, except the area `skipped`."""
     words = areas[:, at].tolist()
     return sum(word for area, word in enumerate(words) if serving[area] and area != skipped)
 
@@ -45,7 +44,7 @@ def observe(cells: Ints, plan: Ints, bounds: Floats, base: int, index: int, valu
     """Counts a value in the histogram with this index.
 
     `cells`: the words of an area. `plan`: for each histogram, the place of its sum, less `base`, its first bound, and the number of its
-    bounds. `bounds`: of all histograms.
+    bounds. `bounds`: the bounds of all histograms.
     """
     place, first, count = plan[index].tolist()
     cells[base + place + 1 + bisect_left(bounds[first : first + count].tolist(), value)] += 1
@@ -62,7 +61,7 @@ def observe_each(cells: Ints, plan: Ints, bounds: Floats, base: int, values: tup
 def show_prefill(
     rows: Hashes, places: int, marked: Ints, worker: int, place: int, hashes: Hashes, owner: int, known: int, tokens: float, now: float
 ) -> bool:
-    """Writes a record and then its key. Returns whether there is anything to show. `marked`: the numbers of the marked blocks, from 1."""
+    """Writes a record, then its key. Returns False if no block to show is marked. `marked`: the numbers of the marked blocks, from 1."""
     numbers, row = marked.tolist(), rows[worker]
     marks, first = bisect_right(numbers, len(hashes)), bisect_right(numbers, known)
     if first >= marks:
@@ -76,8 +75,7 @@ def show_prefill(
 
 def prefills_under_way(rows: Hashes, places: int, marked: Ints, hashes: Hashes, now: float, old: float, most: int) -> list[Prefill]:
     """Returns prefills that compute leading blocks of a chain, at most `most`: owner, leading blocks in common, since when, and the tokens
-    that it computes. Leaves out prefills that began `old` seconds ago or earlier.
-    """
+    that it computes. Leaves out prefills that began `old` seconds ago or earlier."""
     found: list[Prefill] = []
     numbers = marked.tolist()
     own = set(hashes[marked[: bisect_right(numbers, len(hashes))] - 1].tolist())
@@ -102,7 +100,7 @@ def _record(row: Hashes, places: int, marks: int, place: int) -> Any:
 
 
 def _shared(record: Hashes, hashes: Hashes, marked: Ints) -> int:
-    """Returns how many leading blocks a record and a chain are known to share. Equal hashes prove all blocks before them, too."""
+    """Returns how many leading blocks a record and a chain certainly share. If two hashes are equal, so are all blocks before them."""
     blocks, count = int(record[BLOCKS]), len(hashes)
     if blocks <= count and hashes[blocks - 1] == record[LAST]:
         return blocks
@@ -112,9 +110,11 @@ def _shared(record: Hashes, hashes: Hashes, marked: Ints) -> int:
 
 
 def load_rows(areas: Ints, serving: Ints, places: Ints, keys: Hashes, said: Ints, whole: bool, requests_max: int, tokens_max: int) -> bytes:
-    """Returns the rows of all endpoints with load if `whole`, else of those whose load is not what was `said`. Notes the load in `said`.
+    """Returns the rows of all endpoints with load if `whole`, else only of those whose load differs from `said`. Then notes the load in
+    `said`.
 
-    `places`, shape (endpoints, 2): the words of requests and tokens in an area. `keys`: of the endpoints. A row: key, requests, tokens.
+    `places`, shape (endpoints, 2): the words of requests and tokens in an area. `keys`: the keys of the endpoints. Each row has a key,
+    requests and tokens.
     """
     load = areas[serving != 0][:, places].sum(axis=0).clip(0, (requests_max, tokens_max))
     told = (load > 0 if whole else load != said).any(axis=1)
@@ -123,7 +123,8 @@ def load_rows(areas: Ints, serving: Ints, places: Ints, keys: Hashes, said: Ints
 
 
 def merge_loads(loads: Loads, totals: Loads, changed: set[int], rows: bytes, requests_max: int, tokens_max: int, rows_max: int) -> None:
-    """Takes over the loads that a replica says some endpoints have, lowered to their limits. `loads`: what it said before. `totals`: all.
+    """Takes over the loads that another replica reports for endpoints, lowered to their limits. `loads`: what this replica reported before.
+    `totals`: all.
 
     Ignores endpoints beyond `rows_max`. Adds the keys of endpoints whose load changed to `changed`.
     """

@@ -1,6 +1,5 @@
 """The kernels of the prefix index in plain Python, entry by entry. They define what `index.c`, `held.c` and `capacity.c` compute, and run
-where those are not built. `shm.prefix_index` has the layout and the terms.
-"""
+where those are not built. `shm.prefix_index` has the layout and the terms."""
 
 from collections.abc import Iterable
 from itertools import groupby
@@ -31,10 +30,10 @@ News = tuple[list[int], list[int], bytes]
 
 
 def match(entries: Hashes, hashes: Hashes) -> dict[int, int]:
-    """Returns, for each owner with a hit, the place of its deepest block in the chain + 1. `entries`: shape (buckets, 8).
+    """Returns, for each owner with a hit, 1 + the position of its deepest block in the chain. `entries`: shape (buckets, 8).
 
-    Looks up every block of a short chain. In a long chain, looks up every 32nd block and the last one, and then all blocks between an
-    owner's deepest hit and the next probe.
+    In a short chain, looks up every block. In a long chain, looks up every 32nd block and the last one, and then all blocks between an
+    owner's deepest hit and the next block so looked up.
     """
     chain, last = hashes.tolist(), len(hashes) - 1
     deepest: dict[int, int] = {}
@@ -89,7 +88,7 @@ class _Insert:
         self.over = False
 
     def block(self, hash_: int, entry: int) -> bool:
-        """Refreshes an entry, or stores it. Returns whether it is new, or was last refreshed `stale` or more ticks ago."""
+        """Refreshes an entry, or stores it. Returns whether the entry is new, or was last refreshed `stale` or more ticks ago."""
         near, far = _near(self.entries, hash_), _far_places(self.entries, hash_, entry & OWNER)
         words = self._words(near)
         if entry in words:
@@ -126,7 +125,8 @@ class _Insert:
         return min(places, key=lambda place: int(self.ages[place]) - self.age - 1 & HALF)
 
     def _store_near(self, near: list[Place], entry: int) -> None:
-        """Stores in an empty way of the emptier near bucket. If both are full, makes room (`_spill`), or overwrites the oldest entry."""
+        """Stores the entry in an empty place of the emptier near bucket. If both near buckets are full, makes room (`_spill`), or
+        overwrites the oldest entry."""
         words = self._words(near)
         empty = [[place for place, word in zip(near[at:], words[at : at + WAYS], strict=False) if self._is_empty(word)] for at in (0, WAYS)]
         room = max(empty, key=len)
@@ -147,9 +147,10 @@ class _Insert:
         self.evicted += not gone
 
     def _spill(self, near: list[Place], words: list[int]) -> Place | None:
-        """Moves entries of one hash from two full near buckets to its far buckets, and leaves a far mark. Returns an empty place, if any.
+        """Moves entries of one hash from two full near buckets to its far buckets, and leaves a far mark. Returns a place that became
+        empty, or None.
 
-        Chooses the hash that frees most places; of several such hashes, the first.
+        Chooses the hash that frees most places; if several free equally many, the first of them.
         """
         word_at = dict(zip(near, words, strict=True))  # both buckets may be the same
         movable: dict[int, list[Place]] = {word >> 16: [] for word in word_at.values()}
@@ -176,7 +177,7 @@ class _Insert:
         return freed[0] if freed else None
 
     def _far_way(self, place: Place, entry: int) -> Place | None:
-        """Returns an empty place in the far bucket of an entry; None: it is full, or the entry is there already, or is a far mark."""
+        """Returns an empty place in the far bucket of an entry; None if the bucket is full or has the entry, or the entry is a far mark."""
         far = _far_places(self.entries, entry, entry & OWNER)
         if entry & OWNER == FAR_MARK or far[0][0] == place[0]:
             return None
@@ -189,10 +190,10 @@ def insert(
 ) -> tuple[int, int, int, int, bool, News | None]:  # fmt: skip
     """Records that owners hold these blocks.
 
-    `hashes`: an array or bytes. `owners`: one for all hashes, one per hash, or for runs of hashes a dict: name -> owner, the name (u64) of
-    each run, and its length (u16); runs of other names are left out. `spills`: whether full near buckets give entries to far buckets before
-    one is overwritten. `retired`: whether there are retired owners; their entries count as empty. `stale`: None, or after how many ticks a
-    refreshed entry is news, as a new one is.
+    `hashes`: an array or bytes. `owners`: one for all hashes, one per hash, or for runs of hashes a dict name -> owner, the name (u64) of
+    each run, and its length (u16); runs whose name is not in the dict are left out. `spills`: whether full near buckets give entries to far
+    buckets before one is overwritten. `retired`: whether there are retired owners; their entries count as empty. `stale`: if not None, an
+    entry that is refreshed after so many ticks is reported as news, like a new entry.
 
     Returns how many entries were added, how many live entries were evicted, how many entries of retired owners were replaced, how many
     blocks were dropped because their owner is not live, whether the owner of a new entry has more blocks than its limit, and the news, or
@@ -244,8 +245,8 @@ def forget(entries: Hashes, ages: Ages, held: Ints, hashes: Hashes, owners: int 
 
 
 def owned(entries: Hashes, ages: Ages, owners: list[int], newest: int) -> tuple[Hashes, Ints]:
-    """Finds the entries of some owners, which ascend. `entries`, `ages`: flat. Returns the keys of all, those of the first owner first, and
-    where the keys of each owner end.
+    """Finds the entries of some owners, whose ids are in ascending order. `entries`, `ages`: flat. Returns the keys of all entries, those
+    of the first owner first, and where the keys of each owner end.
 
     A key is the age of an entry, relative to `newest` so that older entries have smaller keys, times 2^32, plus its place.
     """
@@ -260,9 +261,10 @@ def owned(entries: Hashes, ages: Ages, owners: list[int], newest: int) -> tuple[
 def free_oldest(
     entries: Hashes, ages: Ages, held: Ints, places: NDArray[np.uint32], first: int, before: int, owner: int, excess: int
 ) -> tuple[int, int]:
-    """Frees entries of an owner until it holds `excess` blocks fewer. `entries`, `ages`: flat. `places`: where a scan found its entries.
+    """Frees entries of an owner until it holds `excess` blocks fewer. `entries`, `ages`: flat. `places`: where a scan found the owner's
+    entries.
 
-    Goes through them from index `first` on, and leaves out entries that have another owner now, and those that were last inserted or
+    Goes through `places` from index `first` on. Leaves out entries that have another owner now, and entries that were last inserted or
     refreshed at the age `before` or later. Returns how many entries were freed, and the index of the next place.
     """
     freed = 0
@@ -280,7 +282,7 @@ def free_oldest(
 
 
 def _owner_of_each(owners: Owners, hashes: int, kernel: str) -> list[int]:
-    """Returns the owner of each hash; 0: no owner has its name."""
+    """Returns the owner of each hash; 0 if no owner has the name of its run."""
     if isinstance(owners, tuple):
         owner_of, names, counts = owners
         ids = [owner_of.get(name, 0) for name in np.frombuffer(names, np.uint64).tolist()]
@@ -298,7 +300,7 @@ def _owner_of_each(owners: Owners, hashes: int, kernel: str) -> list[int]:
 
 
 def _signed(distance: int) -> int:
-    """Returns a distance of two ages, which wrap, as a signed number of 32 bits."""
+    """Returns the distance of two ages as a signed number of 32 bits, because ages wrap."""
     return (distance + (1 << 31) & HALF) - (1 << 31)
 
 
@@ -319,8 +321,8 @@ def first_far_bucket(hash_: int, buckets: int) -> int:
 def far_bucket(owner: int) -> int:
     """Returns which of a hash's far buckets, from 0 to 31, takes the entries of an owner id.
 
-    In an index of held blocks, each endpoint has one id per tier, and one more. So the ids of all endpoints in one tier can be, say, every
-    fourth id. Such ids spread over all far buckets, too.
+    In an index of held blocks, each endpoint has one id per tier, and one more id. So the ids of all endpoints in one tier can be, say,
+    every fourth id. Such ids spread over all far buckets, too.
     """
     return owner * FAR_SPREAD >> FAR_SHIFT & FAR_BUCKETS - 1
 
@@ -341,7 +343,7 @@ def _far_holders(entries: Hashes, hash_: int) -> list[int]:
 
 
 def _holders(entries: Hashes, hash_: int) -> list[int]:
-    """Returns the owners of one block. Reads each entry once, because another process writes them."""
+    """Returns the owners of one block. Reads each entry only once, because another process writes the entries."""
     one, two = near_buckets(hash_, len(entries))
     near = [*entries[one].tolist(), *entries[two].tolist()]
     found = [entry & OWNER for entry in near if entry >> 16 == hash_ >> 16]

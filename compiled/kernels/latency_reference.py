@@ -13,7 +13,7 @@ from compiled.outlook import AHEAD, CELLS, COSTS, LATE, PROMPTS, SEEN, START, UN
 Floats = NDArray[np.float64]
 
 THOUSAND: Final = 1000.0
-INSTANT: Final = 1e-12  # seconds per 1000 tokens; an endpoint that computes faster computes at once, and no time divides by it
+INSTANT: Final = 1e-12  # seconds per 1000 tokens; a faster endpoint is taken to compute at once, so that nothing is divided by its time
 NEARLY: Final = 0.01  # so that no time divides by the free share of endpoints that are all busy
 # What `first_tokens` gets, in this order: coefficients, and what else is the same for all endpoints.
 PARAMETERS: Final = (
@@ -29,9 +29,10 @@ def features(
 ) -> list[float]:  # fmt: skip
     """Returns the features for the time to the first token at one endpoint: 1, uncached, rest, busy, queue, running (`epp.learning.model`).
 
-    `uncached`: seconds per 1000 tokens to compute. `place_s`: how long an answer lasts. `overdue_s`: by how much a first token counts as
-    overdue at most. `limit`: the batch limit; 0: not known. `tokens`, `ahead`: tokens to compute, and in flight without a first token.
-    `elapsed`: seconds spent on the latter. `load`: requests there.
+    `uncached`: seconds per 1000 tokens to compute. `place_s`: how long an answer lasts. `overdue_s`: the most seconds by which a first
+    token is taken to be overdue. `limit`: the batch limit; 0: not known. `tokens`: the tokens to compute; `ahead`: the tokens in flight
+    without a first token.
+    `elapsed`: seconds spent on the tokens `ahead`. `load`: requests there.
     """
     rest = busy = queue = 0.0
     if ahead > 0.0:
@@ -53,13 +54,13 @@ def first_tokens(
     costs (`epp.learning.choice`), in seconds; tokens to compute; tokens ahead; seconds spent on these; requests there; further seconds
     until the KV cache has room. `compiled.outlook` names these rows.
 
-    `parameters`: PARAMETERS. `speeds`, `limits`: a value per slot; slots beyond their ends have the usual ones. `starts`, shape (workers,
-    CELLS, slots): since when each endpoint works on the prompts at the front (the newest counts, and 0 is not known), and what `follow`
-    adds. Then it computes only prompts that were there; with a `crowded` KV cache, it may have waited for memory. The numbers of PROMPTS
-    say which share of the tokens ahead is of prompts that wait. Per candidate: `slots`; `held`: blocks of the prompt that it has cached,
-    None: nowhere; `ahead`: tokens in flight; `inflight`, `before`: requests in flight now and at the last scrape; `running`, `waiting`:
-    what that scrape found; `usage`: the taken part of the KV cache; `room`: how many tokens that holds, 0: not known. Raises ValueError if
-    they differ in length, and TypeError for starts of another kind.
+    `parameters`: PARAMETERS. `speeds`, `limits`: a value per slot; slots beyond the end of these arrays have the usual values. `starts`,
+    shape (workers, CELLS, slots): since when each endpoint works on the prompts at the front (the newest counts, and 0 is not known), and
+    what `follow` adds. Then it computes only prompts that were there; with a `crowded` KV cache, it may have waited for memory. The numbers
+    of PROMPTS say which share of the tokens ahead is of prompts that wait. Per candidate: `slots`; `held`: blocks of the prompt that it has
+    cached, None: nowhere; `ahead`: tokens in flight; `inflight`, `before`: requests in flight now and at the last scrape; `running`,
+    `waiting`: what that scrape found; `usage`: the taken part of the KV cache; `room`: how many tokens that holds, 0: not known. Raises
+    ValueError if they differ in length, and TypeError for starts of another kind.
     """
     _check(starts, False, "first_tokens")
     lengths = {len(column) for column in (slots, ahead, inflight, before, running, waiting, usage, room, slots if held is None else held)}
@@ -80,7 +81,7 @@ def first_tokens(
         begun = _newest(starts, slot) if rest_tokens > 0.0 and 0 <= slot < starts.shape[2] else 0.0
         queued = _at_back(starts, slot, waited + now_there - then, rest_tokens)
         room_s = p["place_s"] * max(0.0, used * holds + queued + prompt - holds) / holds if holds > 0.0 else 0.0
-        # Prompts that wait for memory are not computed meanwhile.
+        # While prompts wait for memory, the server does not compute them.
         elapsed = max(0.0, now - begun) if begun > 0.0 and room_s <= 0.0 else 0.0
         front = rest_tokens if used > p["crowded"] else _at_front(starts, slot, begun, rest_tokens)
         if rest_tokens > 0.0 and p["serial"] and not 0.0 < limit <= load:
@@ -109,7 +110,7 @@ def first_tokens(
 def follow(starts: Floats, worker: int, slot: int, tokens: float) -> None:
     """Adds to a worker's cells that a prompt of so many tokens was sent to an endpoint after the newest start there.
 
-    `starts`: as of `first_tokens`. Raises IndexError, and what `first_tokens` raises for other arrays.
+    `starts`: as for `first_tokens`. Raises IndexError, and what `first_tokens` raises for other arrays.
     """
     _check(starts, True, "follow")
     if not (0 <= worker < starts.shape[0] and 0 <= slot < starts.shape[2]):
@@ -131,7 +132,7 @@ def _check(starts: Floats, written: bool, name: str) -> None:
 
 
 def _newest(starts: Floats, slot: int) -> float:
-    """Returns the newest start of a slot; 0: none is known."""
+    """Returns the newest start of a slot; 0 if none is known."""
     known: list[float] = starts[:, START, slot].tolist()
     return max(0.0, *known)
 
@@ -173,9 +174,9 @@ def careful(
 ) -> Floats:  # fmt: skip
     """Returns a cost per candidate, in tokens: tokens to compute + tokens ahead + `point` for each of `points` that it lacks.
 
-    It has up to a point each for the shortest queue (`waiting` of `inflight`, `before` and `scraped`), for the fewest running requests, and
-    for the part of a `prompt` of so many tokens that it has cached. It loses up to one by the `usage` of its KV cache. `outlook`: of
-    `first_tokens`. Raises ValueError if the arrays differ in length.
+    A candidate gets up to one point each for the shortest queue (`waiting` of `inflight`, `before` and `scraped`), for the fewest running
+    requests, and for the part of a `prompt` of so many tokens that it has cached. The `usage` of its KV cache takes up to one point away.
+    `outlook`: of `first_tokens`. Raises ValueError if the arrays differ in length.
     """
     if {len(column) for column in (inflight, before, scraped, running, usage)} != {outlook.shape[1]}:
         raise ValueError("careful: the arrays differ in length")
@@ -186,9 +187,8 @@ def careful(
 
 
 def cheapest(costs: Floats, load: NDArray[Any], near: float, least: float, part: float) -> Floats:
-    """Returns (1 - part) * lowest cost / cost. Costs up to lowest + max(least, near * lowest) count as equal: they score
-    1 - part * load / (1 + highest load). With `part` 0, each cost counts as it is. NaN is no cost to compare with.
-    """
+    """Returns (1 - part) * lowest cost / cost. Costs up to lowest + max(least, near * lowest) are treated as equal: they score 1 - part *
+    load / (1 + highest load). With `part` 0, costs are compared as they are. A NaN is not compared with."""
     if len(costs) != len(load):
         raise ValueError("cheapest: the arrays differ in length")
     if len(costs) == 0:
@@ -207,11 +207,12 @@ def fit(
     share_max: float, weight: float, bounded: int, bound: int,
 ) -> list[float]:  # fmt: skip
     """Adds one observation to the sums of a fit, in place, and moves each coefficient to its best value given the others. Returns the
-    coefficients. `epp.learning.least_squares` says what is fitted.
+    coefficients. `epp.learning.least_squares` explains the fit.
 
-    `sums`: for n features, n coefficients in units of the prior, n moments, n * n products. `values`: the features. `floor`: predictions
-    below it count as this large. `keep`: how much of the earlier sums counts. `most`, `share_max`: what y / prediction, and the share of it
-    that a feature has, count as at most. `weight`: of the imagined observations. `bounded`, `bound`: the features of `at_most` there.
+    `sums`: for n features, n coefficients in units of the prior, n moments, n * n products. `values`: the features. `floor`: smaller
+    predictions are raised to this value. `keep`: the factor by which earlier sums are kept. `most`, `share_max`: the upper limits of y /
+    prediction, and of the share of it that a feature has. `weight`: the weight of the imagined observations. `bounded`, `bound`: the
+    features of `at_most` there.
     """
     size, priors = len(prior), prior.tolist()
     every = sums.tolist()

@@ -54,7 +54,7 @@ def remove_links(table: Hashes, live: Live, hashes: Hashes, owner: int, tier: in
     """Counts one copy less of each block in a tier.
 
     Returns the links of the blocks that the tier does not hold any more, the number of blocks that it still holds, the number of blocks of
-    which no copy was counted before, and by how much the number of the table's entries fell.
+    which it had no copy, and by how much the number of the table's entries fell.
     """
     gone, still, unknown, removed, one = [], 0, 0, 0, 1 << OWNER_BITS + tier * COUNT_BITS
     for hash_ in hashes.tolist():
@@ -76,7 +76,7 @@ def remove_links(table: Hashes, live: Live, hashes: Hashes, owner: int, tier: in
 
 
 def mixed(hash_: int, owner: int) -> int:
-    """Returns the key of an engine's hash. It is well spread over 64 bits, never 0, and differs between owners."""
+    """Returns the key of an engine's hash. This key is well spread over 64 bits, never 0, and differs between owners."""
     key = (hash_ ^ owner * OWNER_SPREAD & MASK) * SPREAD & MASK
     return (key ^ key >> 32) or 1
 
@@ -93,13 +93,13 @@ def place_of(table: Hashes, key: int, owner: int) -> int | None:
 
 
 def _buckets(table: Hashes, key: int) -> tuple[int, int]:
-    """Returns where the buckets of a key begin: by its lower and its upper half."""
+    """Returns where the two buckets of a key begin, which its lower and its upper half determine."""
     buckets = table.shape[1] // WAYS
     return ((key & HALF) * buckets >> 32) * WAYS, ((key >> 32) * buckets >> 32) * WAYS
 
 
 def _room(table: Hashes, live: Live, key: int) -> int | None:
-    """Returns a place for a new key in one of its two buckets. Returns None if none can be made free.
+    """Returns a place for a new key in one of its two buckets. Returns None if no place can be made free.
 
     Takes an empty place of the emptier bucket. If both buckets are full, takes the place of an owner that is not live, or a place
     that `_moved` frees.

@@ -1,4 +1,5 @@
-"""The kernel that carries the loads of endpoints on, in NumPy. It defines what `loads.c` computes, and runs where that is not built.
+"""The kernel that carries the loads of endpoints on, in NumPy. The reference defines what `loads.c` computes, and runs where that is not
+built.
 
 `workers.worker.extproc.account` says what is computed, and why.
 """
@@ -32,9 +33,9 @@ def carry(
 ) -> tuple[Floats, Floats, Floats, Floats] | None:
     """Takes new pages, and returns running, waiting, KV usage and counted requests as they are `now`; None if nothing has moved.
 
-    `known`: shape (all slots, KNOWN). `slots`: of the endpoints. The others have a number for each endpoint: the generation, when the page
-    came (0: never), what the page shows (NaN: not reported), and the requests in flight that it includes. `inflight`: those in flight now,
-    which count if those before were counted more than `step_s` ago.
+    `known`: shape (all slots, KNOWN). `slots`: the slots of the endpoints. The other arrays have a number for each endpoint: the
+    generation, when the page came (0: never), what the page shows (NaN: not reported), and the requests in flight that it includes.
+    `inflight`: the requests in flight now, which count if the earlier number was taken more than `step_s` ago.
     """
     runs_there, waits_there = np.nan_to_num(running), np.nan_to_num(waiting)
     rows = _with_pages(known[slots], generation.astype(np.float64), page_at, runs_there, waits_there, np.nan_to_num(kv), counted)

@@ -33,12 +33,13 @@ def data_header(size: int, number: int) -> bytes:
 
 
 def numbered(frame: bytes, number: int) -> bytes:
-    """Returns a frame with another stream number."""
+    """Returns the same frame with another stream number."""
     return frame[:5] + number.to_bytes(4, "big") + frame[9:]
 
 
 def header(message: bytes, needle: bytes, start: int, end: int) -> str | None:
-    """Returns the value of a header in message[start:end] as Latin-1 text; None: it is not there, or not encoded as gateways encode it.
+    """Returns the value of a header in message[start:end] as Latin-1 text; None if the header is not there, or not encoded as gateways
+    encode it.
 
     `needle`: the bytes before the length of the value.
     """
@@ -55,34 +56,33 @@ def header(message: bytes, needle: bytes, start: int, end: int) -> str | None:
 
 
 def header_values(message: bytes, names: tuple[str, ...], start: int, end: int) -> tuple[str | None, ...] | None:
-    """Returns the values of some headers. None: the caller has to decode all headers.
+    """Returns the values of some headers. None means that the caller has to decode all headers.
 
-    So does the kernel for headers that it does not read. This function reads none.
+    The kernel in C returns None, too, for headers that it does not read. This function always returns None.
     """
     return None
 
 
 def mentions(data: bytes, text: bytes, start: int, end: int) -> bool:
-    """Returns whether `text` occurs in data[start:end] in any case of ASCII letters. `text`: in lower case."""
+    """Returns whether `text` occurs in data[start:end], in any case of its ASCII letters. `text`: must be in lower case."""
     return text in data[start:end].lower()
 
 
 def is_uuid(text: str) -> bool:
-    """Returns whether a text is a UUID as it is usually written: hexadecimal digits in groups of 8, 4, 4, 4 and 12."""
+    """Returns whether a text is a UUID in the usual form: hexadecimal digits in groups of 8, 4, 4, 4 and 12."""
     return UUID.fullmatch(text) is not None
 
 
 def flat_end(data: bytes, at: int, most: int) -> int:
-    """Returns one past the brace that closes the JSON object opened at `at`. Returns 0 if the object is nested, or does not end before
-    `most`, or the brace is inside a string.
-    """
+    """Returns the position after the brace that closes the JSON object opened at `at`. Returns 0 if the object is nested, or does not end
+    before `most`, or the brace is inside a string."""
     end = data.find(b"}", at, most) + 1
     flat = end and data.find(b"{", at + 1, end) < 0 and data.count(b'"', at, end) % 2 == 0
     return end if flat else 0
 
 
 def step(coroutine: Coroutine[Any, Any, Any]) -> tuple[bool, Any]:
-    """Runs a coroutine until it waits or ends. Returns (False, what it waits for) or (True, its result)."""
+    """Runs a coroutine until it waits or ends. Returns (False, the object that the coroutine waits for) or (True, its result)."""
     try:
         return False, coroutine.send(None)
     except StopIteration as done:
@@ -104,7 +104,7 @@ def fewest(values: Floats) -> Floats:
 
 
 def waiting(inflight: NDArray[Any], before: Floats, scraped: Floats) -> Floats:
-    """Returns max(scraped, inflight - before), one number per endpoint: how many requests wait, with those sent since the scrape."""
+    """Returns max(scraped, inflight - before), one number per endpoint: how many requests wait, including those sent since the scrape."""
     since: Floats = inflight - before
     return np.maximum(since, scraped, out=since)
 
@@ -120,7 +120,7 @@ def mean_pressure(inflight: NDArray[Any], before: Floats, least: Floats, full: f
 
 
 def add_scaled(totals: Floats, scores: NDArray[Any], weight: float) -> None:
-    """Adds weight * scores to `totals`, in place. One score is added to all totals. Raises ValueError if the lengths differ."""
+    """Adds weight * scores to `totals`, in place. A single score is added to all totals. Raises ValueError if the lengths differ."""
     totals += scores if weight == 1.0 else weight * scores
 
 
@@ -131,8 +131,7 @@ def copied(values: Floats) -> Floats:
 
 def reused(held: Floats, each: float, tokens: int, sizes: Floats) -> Floats:
     """Returns how many of the `tokens` of a prompt each server reuses: of `held` blocks of `each` tokens, whole blocks of its own size
-    (`sizes`), but never the last token.
-    """
+    (`sizes`), but never the last token."""
     return np.floor(np.minimum(held * each, max(tokens - 1, 0)) / sizes) * sizes
 
 
@@ -144,15 +143,15 @@ def share(blocks: Floats, total: float) -> Floats:
 def token_load(ahead: Floats, tokens: int, held: Floats | None, block_tokens: float, threshold: float) -> Floats:
     """Returns 1 - t / threshold per endpoint, where t is ahead + max(tokens - held * block_tokens, 0), limited to 0 ... threshold.
 
-    `ahead`: tokens in flight at each endpoint. `tokens`: of the prompt. `held`: blocks of the prompt that each endpoint has cached; None:
-    t is ahead + tokens, limited in the same way.
+    `ahead`: tokens in flight at each endpoint. `tokens`: the tokens of the prompt. `held`: blocks of the prompt that each endpoint has
+    cached; None: t is ahead + tokens, limited in the same way.
     """
     load: Floats = ahead + (float(tokens) if held is None else np.maximum(tokens - held * block_tokens, 0.0))
     return 1.0 - load.clip(0.0, threshold) / threshold
 
 
 def highest(totals: Floats) -> list[int]:
-    """Returns the indices of the largest total. NaN counts as less than every number. If all totals are NaN, returns all indices."""
+    """Returns the indices of the largest total. NaN is treated as less than every number. If all totals are NaN, returns all indices."""
     numbers = totals == totals
     if not numbers.any():
         return list(range(len(totals)))
@@ -161,7 +160,7 @@ def highest(totals: Floats) -> list[int]:
 
 
 def raise_to(cells: Floats, at: int, value: float) -> None:
-    """Sets the cell at `at`, from 0, to `value` if it is less. Raises IndexError."""
+    """Sets the cell with index `at` to `value` if the cell is less. Raises IndexError."""
     if at < 0:
         raise IndexError(f"raise_to: there is no cell {at}")
     cells[at] = max(float(cells[at]), value)
@@ -180,7 +179,7 @@ def seal(words: memoryview) -> None:
 def by_row(depths: Mapping[int, int], row_of: Mapping[int, int], rows: int) -> Floats:
     """Turns a mapping from owner to depth into an array with one depth per row, by `row_of` (owner -> row).
 
-    Leaves out owners without a row. A row without an owner in `depths` gets 0.
+    Leaves out owners that have no row. A row gets 0 if `depths` has no owner of it.
     """
     found = [0.0] * rows  # filling a list is faster: 1.3 us for eight owners, against 3.9 us for storing into an array
     for owner, depth in depths.items():
@@ -194,15 +193,16 @@ def by_row(depths: Mapping[int, int], row_of: Mapping[int, int], rows: int) -> F
 
 
 def members(text: bytes | memoryview, names: tuple[bytes, ...], missing: object) -> tuple[Any, ...] | None:
-    """Returns the JSON texts of some members of an object, `missing` for one that it lacks. None: msgspec has to read the whole object.
+    """Returns the JSON texts of some members of an object; `missing` for a member that the object lacks. None means that msgspec has to
+    read the whole object.
 
-    So does the kernel for every text that it does not read. This function reads none.
+    The kernel in C returns None, too, for every text that it does not read. This function always returns None.
     """
     return None
 
 
 def items(text: bytes | memoryview) -> list[bytes | memoryview] | None:
-    """Returns the JSON texts of the items of an array; None as in `members`."""
+    """Returns the JSON texts of the items of an array, or None as `members` does."""
     return None
 
 
@@ -213,7 +213,7 @@ def plain_head(data: bytes | memoryview, most: int) -> tuple[int, int] | None:
     """Returns (where the body begins, its length), if `data` begin with a plain head of an answer of at most `most` bytes. Else None.
 
     A plain head has status 200, HTTP/1.1 and Content-Length, and says nothing about Connection, Content-Encoding or Transfer-Encoding. None
-    leaves the answer to the general decoder, as this function always does.
+    means that the general decoder has to read the answer; this function always returns None.
     """
     return None
 
@@ -233,7 +233,7 @@ def recall(page: bytes, text: bytes, at: int, name_line: bytes, type_line: bytes
     try:
         return None if b"_" in page[start:end] else (at, float(page[start:end]))
     except ValueError:
-        return None  # a timestamp follows the value, or the value is not a number
+        return None  # a timestamp follows the value, or the value is no number
 
 
 def _alone(page: bytes, at: int, end: int, typed: bool, name_line: bytes, type_line: bytes) -> bool:
@@ -250,9 +250,8 @@ def _alone(page: bytes, at: int, end: int, typed: bool, name_line: bytes, type_l
 
 
 def answers(data: bytes, at: int, most: int) -> tuple[list[int | tuple[bytes, bytes]], int]:
-    """Reads from `at` on what a store of replicas sends nearly always: numbers, and messages as pairs of channel and content, each of at
-    most `most` bytes. Returns what is complete, and where it ends.
-    """
+    """Reads from `at` on what a replica store nearly always sends: numbers, and messages as pairs of channel and content, each of at most
+    `most` bytes. Returns the complete items, and where the last one ends."""
     found: list[int | tuple[bytes, bytes]] = []
     while (number := NUMBER.match(data, at)) is not None or (head := MESSAGE.match(data, at)) is not None:
         if number is not None:
