@@ -1,11 +1,11 @@
 """Candidates: an immutable, columnar view of the endpoints that one decision may choose from.
 
-`Snapshot` holds the scraped values of all endpoints. All decisions between two scrapes share it; `workers/worker/extproc/pool.py` builds it
-from shared memory. `Candidates` is a snapshot, reduced to some rows, together with the load in flight at this moment.
+`Snapshot` holds the scraped values of all endpoints. All decisions between two scrapes share one snapshot; `workers/worker/extproc/pool.py`
+builds it from shared memory. `Candidates` is a snapshot, reduced to some rows, together with the load in flight at this moment.
 
 This module alone decides which value a candidate without a fresh value gets (the value is then *settled*):
-- A stale candidate (its last good scrape is too old) keeps its own value at first. With age, the value fades into the worst value of
-  the fresh candidates. WAITING fades into the value of a candidate that was never scraped: the mean, plus all requests in flight.
+- A stale candidate, whose last good scrape is too old, keeps its own value at first. With age, the value fades into the worst value of the
+  fresh candidates. WAITING fades into the value of a candidate that was never scraped: the mean, plus all requests in flight.
 - A candidate that was never scraped gets the mean of the fresh candidates.
 - A candidate that was scraped, but whose engine does not report the column, gets the column's `absent`; if that is None, the mean of
   the fresh candidates.
@@ -34,7 +34,7 @@ class Endpoint:
     """Identifies a model server that may be picked: one address and one port of a pod.
 
     `address` is `host:port`, with an IPv6 host in brackets. `labels` are the pod's labels. (`slot`, `generation`) identifies the
-    endpoint for all time. `owner` is its id in the prefix index.
+    endpoint for all time. `owner` is the endpoint's id in the prefix index.
     """
 
     __slots__ = ("address", "generation", "host", "labels", "name", "namespace", "owner", "port", "slot")
@@ -62,7 +62,7 @@ class Endpoint:
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     def at_port(self, port: int) -> "Endpoint":
-        """Returns the endpoint with another port. Slot and owner stay the same, so load and cache still count for the picked rank."""
+        """Returns the endpoint with another port. Slot and owner stay the same, so its load and cache still apply to the chosen rank."""
         return Endpoint(
             name=self.name,
             namespace=self.namespace,
@@ -81,7 +81,8 @@ class Endpoint:
 class EndpointList:
     """Lists the endpoints of a snapshot, in order. An endpoint list stays the same object until discovery changes something.
 
-    `slots` (int, shape (endpoints,)) are their slots. `row_of_owner` maps an owner id of the prefix index to the endpoint's row.
+    `slots` (int, shape (endpoints,)) are the slots of the endpoints. `row_of_owner` maps an owner id of the prefix index to the endpoint's
+    row.
     `blocks`: what `epp.endpoints.server_blocks` keeps.
     """
 
@@ -238,10 +239,10 @@ def _settle(values: Floats, fresh: Mask, known: Mask, weights: Floats | None, in
 
 
 class Candidates:
-    """Holds the endpoints from which one decision chooses, with their values: `candidates[COLUMN]`.
+    """Holds the endpoints from which one decision chooses, with their values, which `candidates[COLUMN]` returns.
 
     Arrays have one value per candidate, in the order of `endpoints`. `rows` are the candidates' rows in the snapshot; None for all rows.
-    Decisions share these arrays: never write into them.
+    Decisions share these arrays, so never write into them.
     """
 
     __slots__ = ("_inflight", "_made_waiting", "_others", "_size", "_tokens", "rows", "snapshot")
@@ -269,7 +270,7 @@ class Candidates:
     def __getitem__(self, column: Column[Any]) -> Any:
         """Returns the values of a column: float64 of shape (candidates,), or a list of frozensets for a `frozenset` column.
 
-        Numbers are settled, so none is NaN. WAITING includes the requests sent since the scrape. Read declared columns only: one
+        Numbers are settled, so none is NaN. WAITING includes the requests sent since the last scrape. Read declared columns only: a column
         that no plugin declares in `consumes` is 0 (or empty) for every candidate, and `epp.points.guard` refuses it to foreign plugins.
         """
         name = column.name
@@ -296,7 +297,7 @@ class Candidates:
         return waiting
 
     def waiting_terms(self) -> tuple[Floats, Floats, Floats]:
-        """Returns the terms of WAITING, for kernels: requests in flight, how many of these do not count, and the scraped value."""
+        """Returns the terms of WAITING, for kernels: requests in flight, how many of these to subtract, and the scraped value."""
         snapshot, rows = self.snapshot, self.rows
         scraped = snapshot.settled(WAITING, rows)
         if rows is None:

@@ -1,4 +1,4 @@
-"""Typed keys to data of endpoints and requests. The object that declares a key is also the only way to read its values.
+"""Typed keys to data of endpoints and requests. To read a value, use the object that declares its key.
 
     key      one value per   written by                                         read by
     Column   endpoint        the scraper, or the workers for load in flight     candidates[COLUMN]
@@ -78,7 +78,7 @@ CACHE_TOKENS: Final = Column("cache_tokens", int, worst="low")
 CACHE_RANKS: Final = Column("cache_ranks", int, absent=1.0)
 ACTIVE_MODELS: Column[frozenset[str]] = Column("active_models", frozenset)
 WAITING_MODELS: Column[frozenset[str]] = Column("waiting_models", frozenset)
-# Averages of a cluster's pool. The pickers of clusters report them.
+# Averages of a cluster's pool. The pickers of clusters report these averages.
 CLUSTER_KV_USAGE: Final = Column("llm-d.ai/multicluster-kv-cache-utilization", float)
 CLUSTER_QUEUE: Final = Column("llm-d.ai/multicluster-queue-size", float)
 # Load in flight, from the decision to the end of the response. Workers count this load; a read at decision time sums over all workers.

@@ -63,15 +63,15 @@ class Refused(Exception):
 
 
 class ProtocolViolation(Exception):
-    """Says that the peer sent a message that the protocol does not allow in this state. The stream is closed with a gRPC status."""
+    """Raised if the peer sent a message that the protocol does not allow in this state. The stream is closed with a gRPC status."""
 
 
 class ProducerFailed(Exception):
-    """Says that a data producer could not do its work. The request goes on, and readers of its data get the datum's default."""
+    """Raised if a data producer could not do its work. The request goes on, and readers of its data get the datum's default."""
 
 
 class PluginFault(Exception):
-    """Says that a plugin broke its contract. The message names the plugin and the rule."""
+    """Raised if a plugin broke its contract. The message names the plugin and the rule."""
 
 
 _PLUGIN = "epp_plugin"

@@ -41,8 +41,8 @@ Rules for all extension points:
   this request with 500, except in two cases. ProducerFailed and TimeoutError of a data producer fail open: readers of its data get the
   defaults. If a scorer raises, the request is routed without that scorer. After the picker's answer, an exception is counted and has no
   other effect. If a plugin fails repeatedly, the picker may disable it for a while (`epp.points.isolation`).
-- A plugin that is only in shadow profiles runs there as Filter, Scorer or Picker. It does not screen or admit, and gets no PreRequest
-  and response calls.
+- A plugin that is only in shadow profiles acts there only as Filter, Scorer or Picker. It does not screen or admit, and gets no calls of
+  PreRequest or the response.
 - Everything runs on the worker's event loop: a plugin must not block. Work that waits goes through `Services`.
 """
 
@@ -221,7 +221,7 @@ class Admitter(Plugin):
         """Returns None to accept. Raises Refused(Cause.NOT_ADMITTED, reason) to refuse: the client gets 429.
 
         Returns a `Waiting` of `services` to hold the request: when it is over, `request.now` is the time of that moment, screeners and
-        producers run again, and all admitters are asked again. At most 64 holds; then the request is refused.
+        producers run again, and all admitters are asked again. A request can be held at most 64 times; then it is refused.
         """
         raise NotImplementedError
 
@@ -239,7 +239,7 @@ class ProfileHandler(Plugin):
         return None
 
     def reaches(self, profiles: Sequence[str]) -> Collection[str] | None:
-        """Returns which of these profiles the handler may ever run, or None if that is unknown. Called once, before the fork."""
+        """Returns which of these profiles the handler may ever run; None if that is unknown. Called once, before the fork."""
         return None
 
     def idle(self, profiles: Sequence[str]) -> Sequence[str]:
@@ -262,9 +262,10 @@ class ProfileHandler(Plugin):
 
 
 class Decider(Plugin):
-    """Decides whether a stage of a disaggregated request (prefill, encode) runs. A profile handler names it in its parameters.
+    """Decides whether a stage of a disaggregated request (prefill, encode) runs. A profile handler names the decider in its parameters, and
+    calls it once per request and stage.
 
-    The handler calls it once per request and stage. The runtime does not see this call: it is not timed, traced or guarded.
+    The runtime does not see this call: it is not timed, traced or guarded.
     """
 
     def wanted(self, request: Request, run: ProfileRun | None) -> bool:
@@ -293,7 +294,7 @@ class Scorer(Plugin):
         """Returns a new float64 array in [0, 1] of shape (candidates,); higher is better. Returns None if every candidate scores 0.
 
         The runtime multiplies the array by the weight that the profile gives the scorer. If the scorer is a foreign plugin, scores are
-        clipped to [0, 1] and NaN counts as 0.
+        clipped to [0, 1], and a NaN becomes 0.
         """
         raise NotImplementedError
 

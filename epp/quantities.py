@@ -1,4 +1,4 @@
-"""Parses amounts as operators write them: Kubernetes quantities (`1Gi`, `500M`), Go durations (`1m30s`), Go booleans.
+"""Parses amounts in the form that operators write: Kubernetes quantities (`1Gi`, `500M`), Go durations (`1m30s`), Go booleans.
 
 Each function raises ValueError with a text for the operator.
 """

@@ -103,14 +103,15 @@ def request(prompt: bytes = b"", **fields: object) -> Request:
 
 
 def made(cls: type[Made], services: "FakeServices | None" = None, /, **parameters: Any) -> Made:
-    """Makes and starts a plugin as a configuration does. `parameters`: names in camelCase. Raises msgspec.ValidationError or ValueError."""
+    """Makes and starts a plugin as a configuration does. `parameters`: the parameters, with names in camelCase. Raises
+    msgspec.ValidationError or ValueError."""
     plugin = cls(cls.type_name, msgspec.convert(parameters, cls.Params))
     plugin.start(services or FakeServices())
     return plugin
 
 
 def scores(scorer: Scorer, request: Request, candidates: Candidates, profile: Profile = PROFILE) -> list[float]:
-    """Returns the score of each endpoint. A scorer without an opinion (None) gives zeros, as in a profile."""
+    """Returns the score of each endpoint. A scorer that returns None, because it has no opinion, gives zeros, as in a profile."""
     found = scorer.score(request, candidates, profile)
     return [0.0] * len(candidates) if found is None else found.tolist()
 

@@ -2,7 +2,7 @@
 
 The order of the steps is that of the reference picker: profiles, profile handler, pickers, parsers,
 saturation detector, data layer, data producers. The assembler continues after an error, so that one
-run shows all errors. The assembler reads no text and does not compile.
+run shows all errors. The assembler reads no text and compiles nothing.
 """
 
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ def assemble(written: WrittenConfig, findings: Findings, *, allow_experimental: 
 
 
 class _Assembler:
-    """Builds one assembly. Each `wire_…` method adds one part of the configuration."""
+    """Builds one assembly. Each method `wire_…` adds one part of the configuration."""
 
     def __init__(self, written: WrittenConfig, findings: Findings, instances: PluginInstances) -> None:
         self.written = written
@@ -58,7 +58,7 @@ class _Assembler:
         self.assembly.flow = plan(self.written, self.instances, self.assembly.saturation)
         self.wire_data_layer()
         self.drop_unused()
-        # After an error in a plugin or a reference, these checks would report the same mistake again.
+        # After an error in a plugin or a reference, these checks would report the same error again.
         if not (self.instances.broken or self.instances.unresolved):
             self.wire_data()
             wiring_checks.check_response_phase(self.written, self.instances)
@@ -210,7 +210,7 @@ class _Assembler:
             self.add_default_source()
 
     def add_default_source(self) -> None:
-        """Adds the default source and extractor. If the configuration lists instances with these names, uses those."""
+        """Adds the default source and extractor. If the configuration lists instances with these names, uses those instances."""
         source = self.instances.plugins.get(DEFAULT_SOURCE) or self.instances.add(DEFAULT_SOURCE)
         extractor = self.instances.plugins.get(DEFAULT_EXTRACTOR) or self.instances.add(DEFAULT_EXTRACTOR)
         if isinstance(source, points.DataSource) and isinstance(extractor, points.Extractor):
@@ -224,7 +224,7 @@ class _Assembler:
     def drop_unused(self) -> None:
         """Warns of plugins to which nothing refers, and drops those that run only if something refers to them.
 
-        After an error it does not warn: the reader may have skipped the part of the configuration that uses the plugin.
+        After an error it does not warn, because the reader may have skipped the part of the configuration that uses the plugin.
         """
         used = self.used()
         # After an error in the section flowControl, it is unknown which policies that section uses.

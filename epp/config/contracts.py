@@ -1,11 +1,10 @@
-"""Data contracts: checks, before the fork, that a plugin or the runtime produces the data that plugins read.
+"""Data contracts: checks, before the fork, that the data that plugins read is produced by a plugin or by the runtime.
 
 A consumed `Column` comes from one extractor, or the runtime counts it (`epp.data.COUNTED`). A
 consumed `Datum` comes from one plugin that runs before its reader (STAGES): a RequestHeader plugin,
 a data producer or the profile handler. Keys match by name; then their types must be equal. Producers
-must not form a cycle. Each one runs after the producers whose data it reads; otherwise the order of
-the configuration holds. An optional datum need not be produced; if it is, the same rules hold. All
-plugins that cut prompts into blocks must use one block size.
+must not form a cycle. Each producer runs after the producers whose data it reads; otherwise the order of the configuration holds. An
+optional datum need not be produced; if it is, the same rules hold. All plugins that cut prompts into blocks must use one block size.
 
 Columns that no plugin reads are not kept: `Checked.columns` has only consumed columns.
 """
@@ -72,7 +71,8 @@ def check(plugins: Sequence[Plugin]) -> Checked:
 def _blocks(cutters: Sequence[Plugin]) -> Iterable[Breach]:
     """Checks that all plugins that cut prompts use one block size.
 
-    The error is reported at each plugin with another size than the last one, since the last one may be a default that no file lists.
+    The error is reported at each plugin whose size differs from that of the last one, since the last one may be a default that no file
+    lists.
     """
     sizes = [cutter.block_tokens for cutter in cutters if isinstance(cutter, CutsPrompts)]
     for cutter, size in zip(cutters, sizes, strict=True):
@@ -96,7 +96,7 @@ def _metrics(plugins: Sequence[Plugin]) -> Iterable[Breach]:
 def unread(plugins: Sequence[Plugin]) -> list[Plugin]:
     """Returns the data producers whose only effect would be data that no plugin reads.
 
-    Plugins that this function returns do not count as readers.
+    Plugins that this function returns are not treated as readers.
     """
     kept, dropped = list(plugins), list[Plugin]()
     while True:
@@ -150,7 +150,7 @@ def _producers_of(
 
 
 def _reading(reader: Plugin, key: Key[Any], produced: Mapping[str, tuple[Plugin, Key[Any]]]) -> list[Breach]:
-    """Returns the broken contracts between one reader of a key and the producer of the key. `produced`: as from `_producers_of`."""
+    """Returns the broken contracts between one reader of a key and the producer of the key. `produced`: as `_producers_of` returns it."""
     column = isinstance(key, Column)
     if column and key.name in COUNTED:
         writer, written = "the picker", _RUNTIME[key.name]
@@ -208,7 +208,7 @@ Waits = Callable[[Plugin], list[tuple[str, Plugin]]]
 
 
 def _waiting_for(left: Sequence[Plugin], data: Mapping[str, tuple[Plugin, Key[Any]]]) -> Waits:
-    """Returns a function that lists (key, producer) for the data that a plugin reads of producers that are `left` to be ordered."""
+    """Returns a function that lists (key, producer) for the data that a plugin reads from producers that are `left` to be ordered."""
 
     def waits(plugin: Plugin) -> list[tuple[str, Plugin]]:
         keys = (key.name for key in (*plugin.consumes, *plugin.optional) if isinstance(key, Datum) and key.name in data)
@@ -218,7 +218,7 @@ def _waiting_for(left: Sequence[Plugin], data: Mapping[str, tuple[Plugin, Key[An
 
 
 def _cycle(left: Sequence[Plugin], waits: Waits) -> Breach:
-    """Describes one cycle: follows the first key that each producer waits for until a producer comes up again."""
+    """Describes one cycle: from a producer, follows the first key that it waits for to the next producer, until a producer repeats."""
     path = [left[0]]
     steps: list[str] = []
     while True:

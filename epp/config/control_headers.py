@@ -1,7 +1,7 @@
-"""The headers by which a request steers the picker or a model server, and what a client can do with trusted headers.
+"""The headers with which a request can steer the picker or a model server, and what a client can do if they are trusted.
 
-CONTROL_HEADERS is the only list of these headers. A gateway at the edge must remove them all from requests from outside, before a
-filter of the gateway sets one. The shipped configurations (`deploy/`) do so, and tests compare each file with the list.
+CONTROL_HEADERS is the only list of these headers. A gateway at the edge must remove them all from outside requests before one of its own
+filters sets any. The shipped configurations (`deploy/`) do so, and tests compare these files with the list.
 """
 
 from collections.abc import Collection, Mapping
@@ -12,7 +12,7 @@ from epp.protocol.codec import DESTINATION, NEVER_PASSED
 from epp.request.client_headers import DEBUG_GROUP, GATEWAY, GROUPS, STEERING
 
 FAIRNESS: Final = "fairness"
-TARGET_HEADERS: Final = (DESTINATION, *NEVER_PASSED)  # name or narrow the servers of a request
+TARGET_HEADERS: Final = (DESTINATION, *NEVER_PASSED)  # headers that name the servers of a request, or restrict the choice of servers
 CONTROL_HEADERS: Final = (*TARGET_HEADERS, *STEERING, *(name for names in GROUPS.values() for name in names))
 # Group of --trust-client-headers -> what a client can do with the headers of this group.
 POWERS: Final[Mapping[str, str]] = {
@@ -31,7 +31,7 @@ FIX: Final = (
 
 
 def exposed(trusted: Collection[str]) -> list[str]:
-    """Returns for each trusted group what a client can do with it. `trusted`: as in `Options.trust_client_headers`."""
+    """Returns for each trusted group what a client can do with it. `trusted`: the groups in `Options.trust_client_headers`."""
     return [f"{power} ({group})" for group, power in POWERS.items() if group in trusted]
 
 

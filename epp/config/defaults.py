@@ -1,4 +1,4 @@
-"""Names the plugins, and their types, that are used where a configuration names none."""
+"""Names the plugins, and their types, that are used where a configuration names no plugin."""
 
 from typing import Final
 
@@ -28,7 +28,7 @@ DISPLACEMENT: Final = "newest-displacement-policy"
 USAGE_LIMIT: Final = "static-usage-limit-policy"
 EVICTION_FILTER: Final = "sheddable-eviction-filter"
 EVICTION_ORDER: Final = "priority-then-time-eviction-order-policy"
-QUEUES: Final = ("fifo-queue", "priority-queue")  # in the order in which they are tried
+QUEUES: Final = ("fifo-queue", "priority-queue")  # the queue types, in the order in which they are tried
 DEFAULTS: Final = frozenset((ORDERING, FAIRNESS, DISPLACEMENT, USAGE_LIMIT, *QUEUES))
 # these types are experimental, so the effective configuration does not list them
 IMPLIED: Final = frozenset((EVICTION_FILTER, EVICTION_ORDER))

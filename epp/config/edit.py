@@ -1,8 +1,8 @@
 """Writes changed values into the text of a configuration and leaves everything else as it is: comments, order, quotes, line breaks.
 
 `rewritten` compares the values in a text with new ones. It replaces changed scalars in place, adds new fields after the last one, and
-deletes the lines of removed fields. It treats items of lists alike. If that is impossible (flow style, anchors), it writes the smallest
-part around the change anew, without the comments in this part.
+deletes the lines of removed fields. It changes items of lists in the same way. If that is impossible (flow style, anchors), it writes the
+smallest part around the change anew, without the comments in this part.
 """
 
 from typing import Any, Final
@@ -17,7 +17,7 @@ class _Whole(Exception):
 
 
 def rewritten(text: str, document: Any) -> str:
-    """Returns the text, changed to have the values of `document`. The text must be readable YAML. `Removed` may stand in lists."""
+    """Returns the text, changed to have the values of `document`. The text must be readable YAML. Lists may have `Removed` as an item."""
     root = yaml_nodes.composed(text)
     if root is None or root.id != "mapping" or root.flow_style:
         return _anew(document)
@@ -70,7 +70,7 @@ class _Editor:
             raise _Whole
 
     def _sequence(self, node: Any, new: list[Any]) -> None:
-        """Changes and removes items. Adds the further items of `new` behind the last item that stays."""
+        """Changes and removes items. Adds the items that `new` has beyond those behind the last item that stays."""
         last = None
         for item, child in zip(node.value, new, strict=False):
             if child is Removed:

@@ -1,6 +1,7 @@
 """Writes the effective configuration: a checked configuration with all its defaults.
 
-`as_yaml` writes it as text. Loading that text gives the same configuration again. `with_origins` also says where each line comes from:
+`as_yaml` writes it as text. Loading that text gives the same configuration again. `with_origins` also says where each line of that text
+comes from:
 
     file      ─ places ───▶ path of a value -> its line
     effective ─ origins ──▶ for each line of the effective text: the line of the file, or DEFAULT
@@ -42,8 +43,8 @@ class EffectiveConfig:
     """Holds a checked configuration with all its defaults.
 
     `sources` (empty if no source is scraped) and `discovery` are the plugins that the supervisor uses; `pipeline.plugins` has them, too.
-    `parameters`: name of a plugin -> its parameters. `document` is the effective configuration as plain values. `places`: path of a value
-    -> its line in the file.
+    `parameters`: the name of a plugin -> the plugin's parameters. `document` is the effective configuration as plain values. `places`: path
+    of a value -> its line in the file.
     """
 
     source: str
@@ -128,7 +129,7 @@ def _plugin(name: str, assembly: Assembly) -> dict[str, Any]:
 
 
 def _flow_section(plan: FlowPlan) -> dict[str, Any]:
-    # A global TTL that a configuration gives bounds the TTLs of all bands. So if a band has a longer TTL, the global TTL is the default.
+    # A global TTL that a configuration gives bounds all bands' TTLs. So a band has a longer TTL only if the global TTL is the default.
     bounds = all(band.request_ttl_s is None or band.request_ttl_s <= plan.request_ttl_s for band in plan.all_bands())
     section: dict[str, Any] = {
         "maxBytes": plan.max_bytes,
@@ -201,4 +202,4 @@ def _identity(element: Node) -> str:
     if isinstance(element.value, dict):
         given = (element.value[key].value for key in IDENTITIES if key in element.value)
         return str(next(given, next(iter(element.value), "")))
-    return str(element.value).partition("=")[0]  # a feature gate may have the form name=value
+    return str(element.value).partition("=")[0]  # a feature gate may be written as name=value

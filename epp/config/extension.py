@@ -34,8 +34,8 @@ SPLIT: Final[Mapping[str, str]] = {
 PREFIX_SCORER: Final = "prefix-cache-scorer"
 PREFIX_PRODUCER: Final = "approx-prefix-cache-producer"
 BLOCK_TOKENS: Final = "blockSizeTokens"
-IN_CHARACTERS: Final = ("blockSize", "hashBlockSize")  # the same in characters: that of versions 1.1 to 1.4, and of 0.5 and 1.0
-CHARACTERS_PER_TOKEN: Final = 4  # as GIE counts them
+IN_CHARACTERS: Final = ("blockSize", "hashBlockSize")  # the size in characters: in versions 1.1 to 1.4, and in 0.5 and 1.0
+CHARACTERS_PER_TOKEN: Final = 4  # the factor that GIE uses
 CACHE: Final = (
     "autoTune", BLOCK_TOKENS, *IN_CHARACTERS, "lruCapacityPerServer", "maxPrefixBlocksToMatch", "maxPrefixTokensToMatch",
 )  # fmt: skip
@@ -45,7 +45,7 @@ PRODUCER_NAME: Final = "prefixMatchInfoProducerName"
 
 
 def instead(type_name: str) -> str:
-    """Returns what to write instead of a plugin type of GIE, as a hint; "" if the type is not one of these."""
+    """Returns a hint that says what to write instead of a plugin type of GIE; "" for any other type."""
     if newer := RENAMED.get(type_name):
         return f"its name is '{newer}' now; {DOES_IT}"
     if scorer := SCORERS.get(type_name):
@@ -66,7 +66,7 @@ def moved(type_name: str) -> Mapping[str, str]:
 
 
 def name_of(entry: Mappings) -> str:
-    """Returns the name by which references mean an entry of `plugins`."""
+    """Returns the name by which references call an entry of `plugins`."""
     return str(entry.get("name") or entry.get("type"))
 
 
@@ -96,7 +96,7 @@ def move_cache_parameters(plugins: list[Any], remarks: list[str]) -> None:
 
 
 def _cache_of(given: Mappings, owner: str, remarks: list[str]) -> Mappings:
-    """Returns the producer's parameters that mean the same as the scorer's. In the scorer, 0 meant the default."""
+    """Returns the producer's parameters that correspond to those of the scorer. In the scorer, 0 meant the default."""
     settings: Mappings = {
         name: value for name, value in given.items() if name in CACHE and name not in IN_CHARACTERS and (value or name == "autoTune")
     }
@@ -124,7 +124,7 @@ def _give(producer: Mappings, settings: Mappings, owner: str, remarks: list[str]
 
 
 def replace_filters(document: Mappings, plugins: list[Any], remarks: list[str]) -> None:
-    """Replaces filters by load and trees of them with scorers, in `plugins` and in the profiles that name them."""
+    """In `plugins` and in the profiles, replaces filters by load, and trees of such filters, with scorers."""
     scorers = _scorers(plugins)
     if not scorers:
         return
@@ -166,7 +166,7 @@ def _scorers(plugins: list[Any]) -> Mapping[str, list[str]]:
 
 
 def _replace_members(members: list[Any], scorers: Mapping[str, list[str]], plugins: list[Any]) -> None:
-    """Names scorers instead of filters in one profile, and the best endpoint's picker instead of a random one."""
+    """In one profile, names scorers instead of filters, and the picker plugin for the best endpoint instead of a random one."""
     present = {_ref(member) for member in members}
     for place, member in enumerate(list(members)):
         if (filtered := _ref(member)) in scorers:
@@ -193,7 +193,7 @@ def _ref(member: Any) -> str:
 
 
 def _refs(value: Any) -> Iterator[str]:
-    """Yields the names that stand in `pluginRef` at any depth, in order."""
+    """Yields the names in `pluginRef` fields at any depth, in order."""
     for key, child in value.items() if isinstance(value, dict) else ():
         if key == "pluginRef":
             yield str(child)

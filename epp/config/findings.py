@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
-FINDINGS_MAX = 100  # per kind; with so many errors, more lines do not help the author of the file
+FINDINGS_MAX = 100  # limit per kind of finding; with so many errors, more lines do not help the author of the file
 DEPRECATED_SHOWN_MAX = 4
 
 ERRORS: Mapping[str, str] = {
@@ -148,7 +148,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class ConfigNote(Finding):
-    """Describes what a configuration leaves to its surroundings. A note is no mistake, so `--strict` does not count notes."""
+    """Describes what a configuration leaves to its surroundings. A note is no mistake, so `--strict` ignores notes."""
 
     severity: ClassVar[str] = "note"
 
@@ -162,7 +162,7 @@ class ConfigError(Finding):
 
 @dataclass(frozen=True, slots=True)
 class ConfigWarning(Finding):
-    """Describes a broken rule that leaves the configuration usable: something has no effect, or not the expected one."""
+    """Describes a broken rule that leaves the configuration usable: something has no effect, or another effect than expected."""
 
     severity: ClassVar[str] = "warning"
 
@@ -213,7 +213,7 @@ class Findings:
             self.outdated.append(entry)
 
     def sorted_warnings(self) -> tuple[ConfigWarning, ...]:
-        """Returns the warnings in the order of the text, with one warning for all deprecations."""
+        """Returns the warnings in the order of the text; all deprecations are one warning."""
         outdated = [self._outdated()] if self.outdated else []
         return tuple(sorted([*self.warnings, *outdated], key=_position))
 
@@ -245,7 +245,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 def similar(name: str, known: Iterable[str]) -> list[str]:
     """Returns up to three known names that the author may have meant, the most similar one first. Ignores upper and lower case."""
-    import difflib  # only here: few processes see a wrong name
+    import difflib  # imported only here, because few processes see a wrong name
 
     folded: dict[str, str] = {}
     for candidate in sorted(set(known)):

@@ -64,7 +64,7 @@ def plugins_of(flow: FlowPlan | None) -> Iterator[Plugin]:
 
 
 def unshielded(written: WrittenConfig, flow: FlowPlan) -> list[tuple[BandEntry, points.FairnessPolicy]]:
-    """Finds the bands that name no fairness policy and get a default that lets one flow starve the others.
+    """Finds the bands that name no fairness policy and whose default policy lets one flow starve the others.
 
     Returns them with that default.
     """
@@ -187,7 +187,8 @@ class _Planner:
         return plugin if isinstance(plugin, kind) else None
 
     def eviction(self) -> tuple[points.EvictionFilter | None, points.EvictionOrder | None]:
-        """Returns the first eviction filter and order that the configuration lists, or the defaults. Both are None if eviction is off."""
+        """Returns the first eviction filter and the first eviction order that the configuration lists, or the defaults. Both are None if
+        eviction is off."""
         if not self.entry.eviction:
             return None, None
         filters, orders = self.instances.of_kind(points.EvictionFilter), self.instances.of_kind(points.EvictionOrder)
@@ -209,10 +210,10 @@ def _limit(amount: Amount | None, default: int) -> int:
 
 
 def _ttl(amount: Amount | None) -> float:
-    """Returns a TTL in seconds; infinite if the TTL is 0 or not given, because then there is no limit."""
+    """Returns a TTL in seconds; infinite (no limit) if the TTL is 0 or not given."""
     return (amount.value if amount is not None else 0.0) or math.inf
 
 
 def words(capabilities: Capability) -> str:
-    """Names capabilities in words for messages and listings: head, tail, priority order, scan."""
+    """Names capabilities of a queue in words for messages and listings: head, tail, priority order, scan."""
     return ", ".join(str(member.name).lower().replace("_", " ") for member in Capability if member in capabilities)

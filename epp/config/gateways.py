@@ -4,10 +4,10 @@ Facts about the gateways, from their code of November 2026:
 
 - Envoy AI Gateway connects to the one address in the header (an ORIGINAL_DST cluster).
 - agentgateway parses the header as one address (its issue 1444) and ignores dynamic metadata.
-- NGINX Gateway Fabric reads one header of the answer, the target, and passes the client's own headers and body on. It half-closes the
-  stream after the request, so the picker sees no response.
-- Envoy accepts a list of addresses if its own cluster lists the servers, by hand or through EDS, as in `deploy/envoy-retry.yaml`.
-  Istio and GKE follow the endpoint picker protocol.
+- NGINX Gateway Fabric reads only the target header of the answer, and passes the client's own headers and body on. The gateway half-closes
+  the stream after the request, so the picker sees no response.
+- Envoy accepts a list of addresses if the cluster in Envoy's own configuration lists the servers, by hand or through EDS, as in
+  `deploy/envoy-retry.yaml`. Istio and GKE follow the endpoint picker protocol.
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ COUNTS_IN_FLIGHT: Final = ("concurrency-detector",)
 
 
 class Gateway(NamedTuple):
-    """Says whether a gateway uses lists of endpoints, headers of plugins and metadata, and shows responses."""
+    """Says whether a gateway can use lists of endpoints, headers of plugins, and metadata, and whether it shows responses."""
 
     title: str
     lists: bool = True

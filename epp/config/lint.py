@@ -36,7 +36,7 @@ STALENESS = "metricsStalenessThreshold"
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """Holds what lint compares a configuration with: settings of flags, and limits of the container."""
+    """Holds the settings of flags and the limits of the container, which lint compares with a configuration."""
 
     scrape_interval_s: float = 0.05
     body_bytes_max: int = 32 << 20
@@ -48,7 +48,7 @@ DEFAULT_SURROUNDINGS = Surroundings()
 
 
 def lint(written: WrittenConfig, assembly: Assembly, findings: Findings, surroundings: Surroundings) -> None:
-    """Notes all warnings. If there are errors, notes only the warnings that do not depend on plugins."""
+    """Notes all warnings. If there are errors, notes only those warnings that do not depend on plugins."""
     if written.flow_control is not None:
         _lint_limits(written.flow_control, findings, surroundings)
     if not (written.gates[STANDBY_GATE] or surroundings.leader_election):
@@ -58,7 +58,7 @@ def lint(written: WrittenConfig, assembly: Assembly, findings: Findings, surroun
     if findings.errors:
         return
     if written.is_bare:
-        # That is no error, because the reference picker starts with such a configuration, too.
+        # This is no error, because the reference picker starts with such a configuration, too.
         why = "nothing is configured: every request goes to an endpoint picked at random, without queues and prefix affinity"
         findings.warning(WHOLE, "nothing-configured", why, "list plugins; for the built-in configuration, name no file")
         return
@@ -99,7 +99,7 @@ def _lint_weights(entry: ProfileEntry, wired: WiredProfile, findings: Findings) 
 
 
 def _lint_random_choice(entry: ProfileEntry | None, wired: WiredProfile, findings: Findings) -> None:
-    """Warns of a profile without a scorer, since it picks at random. A profile that lists the random picker itself is fine."""
+    """Warns of a profile without a scorer, because it picks at random. A profile that lists the random picker itself is fine."""
     if any(isinstance(plugin, Scorer) for plugin, _ in wired.members):
         return
     listed = {ref.name for ref in entry.members} if entry is not None else {plugin.name for plugin, _ in wired.members}

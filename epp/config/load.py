@@ -43,7 +43,8 @@ def load(
     """Loads a configuration from YAML or JSON text. `source` names it in messages. Raises ConfigErrors.
 
     If `text` is None, loads the built-in default configuration. A text without a document is an error, because a file that was cut off may
-    be empty, and the picker must not start with the default configuration instead. `surroundings`: the values with which lint compares.
+    be empty, and the picker must not start with the default configuration instead. `surroundings`: the settings and limits with which lint
+    compares the configuration.
     """
     if text is None:
         return load(DEFAULT_TEXT, source or DEFAULT_NAME, surroundings=surroundings)

@@ -70,7 +70,7 @@ def _gates(document: Mappings) -> None:
 
 
 def _moved_sections(document: Mappings) -> None:
-    """Moves `parser` and `saturationDetector` from the root to their current places. A value that is already there takes precedence."""
+    """Moves `parser` and `saturationDetector` from the root to their current places. A value that is there already takes precedence."""
     if detector := document.pop("saturationDetector", None):
         _section(document, "flowControl").setdefault("saturationDetector", detector)
     if parser := document.pop("parser", None):
@@ -205,7 +205,7 @@ def _label(entry: Mappings, given: Mappings) -> str:
 
 
 def _superfluous(entry: Any, document: Mappings) -> bool:
-    """Returns whether a plugin only sets headers that the current handler sets itself, and nothing refers to the plugin."""
+    """Returns whether nothing refers to a plugin, and it only sets headers that the current handler sets itself."""
     if not isinstance(entry, dict) or entry.get("type") not in OLD_HEADERS:
         return False
     name = str(entry.get("name") or entry["type"])

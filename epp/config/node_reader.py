@@ -17,7 +17,7 @@ from epp.quantities import parse_duration, parse_quantity
 
 
 class NodeReader:
-    """Reads the values of nodes by type. Notes an error for a wrong value and treats it as not given."""
+    """Reads the values of nodes by type. Notes an error for a wrong value and treats the value as not given."""
 
     def __init__(self, findings: Findings) -> None:
         self.findings = findings

@@ -1,8 +1,8 @@
 """Decodes a plugin's `parameters` into its `Params` struct and notes every error at its line.
 
-msgspec stops at the first error. So the code removes the value that the error names and decodes the
-rest again, at most TRIES_MAX times. If a field does not accept null, a null there is removed without
-an error: null means the default, as in the reference picker. This module knows no plugin.
+msgspec stops at its first error. So the code removes the value that the error names and decodes the rest again, at most TRIES_MAX times. If
+a field does not accept null, a null there is removed without an error: null means the default, as in the reference picker. This module
+knows no plugin.
 """
 
 import re
@@ -69,7 +69,7 @@ def _copy(node: Node) -> Node:
 
 @dataclass(slots=True)
 class _Attempt:
-    """Holds the parameters that are left to decode. A field in `removed` has an error already, so it does not count as missing."""
+    """Holds the parameters that are still to be decoded. A field in `removed` has an error already, so it is not reported as missing."""
 
     cls: Any
     root: Node
@@ -80,7 +80,7 @@ class _Attempt:
     removed: set[tuple[int, str]] = field(default_factory=set)
 
     def remove_cause(self, error: str) -> bool:
-        """Notes one error of msgspec and removes the value that causes it. Returns whether a value was removed, so that a new try helps."""
+        """Notes one error of msgspec and removes the value that causes it. Returns whether it was removed, so that a new try helps."""
         match = _PATH.fullmatch(error)
         assert match is not None
         nodes, steps = self._follow(match["path"] or "", error)
@@ -122,7 +122,7 @@ class _Attempt:
         return True
 
     def _follow(self, path: str, error: str) -> tuple[list[Node], list[Step]]:
-        """Follows a path such as `.a[0].b`. Returns the nodes from the root on and the steps between them.
+        """Follows a path such as `.a[0].b`. Returns the nodes from the root on, and the steps between the nodes.
 
         msgspec writes `[...]` for the key of a mapping.
         """
@@ -140,7 +140,7 @@ class _Attempt:
         return nodes, steps
 
     def _culprit(self, mapping: Node, error: str) -> str:
-        """Finds the key whose value causes this error: decodes each entry alone. Returns '' if no entry alone causes it."""
+        """Finds the key whose value causes this error, by decoding each entry alone. Returns '' if no entry alone causes it."""
         assert isinstance(mapping.value, dict)
         entries = mapping.value
         try:
@@ -161,7 +161,7 @@ def _dotted(steps: list[Step]) -> str:
 
 
 def _in_words(what: str, node: Node, kind: Any) -> tuple[str, str]:
-    """Puts msgspec's message into YAML's terms. Returns it with a hint."""
+    """Puts msgspec's message into YAML's terms. Returns the message with a hint."""
     match = _EXPECTED.fullmatch(what)
     if match is None:
         values = getattr(kind, "values", ())

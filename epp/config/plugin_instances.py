@@ -1,7 +1,7 @@
-"""Makes the plugin instances of one configuration, by name: the plugins that it lists and the defaults that it needs.
+"""Makes the plugin instances of one configuration, by name: the plugins that the configuration lists and the defaults that they need.
 
-This module resolves references and notes errors. A plugin that could not be made is `broken`. A name that refers to no plugin, or
-to one of the wrong kind, is `unresolved`. Later checks skip both, so that one mistake is reported once.
+This module resolves references and notes errors. A plugin that could not be made is `broken`. A name is `unresolved` if it refers to no
+plugin, or to a plugin of the wrong kind. Later checks skip broken plugins and unresolved names, so that one mistake is reported once.
 """
 
 import re
@@ -36,7 +36,7 @@ K = TypeVar("K", bound=Plugin)
 
 
 class Ignored(NamedTuple):
-    """One parameter without effect. `hint` says what would make it count."""
+    """Describes one parameter that has no effect. `hint` says what would give it an effect."""
 
     place: Place
     why: str
@@ -44,10 +44,10 @@ class Ignored(NamedTuple):
 
 
 def ignored(plugin: Plugin, parameters: Node | None) -> list[Ignored]:
-    """Returns those parameters in the text that have no effect. `parameters`: what the text gives.
+    """Returns those parameters in the text that have no effect. `parameters`: the parameters that the text gives.
 
-    If another parameter decides whether one has an effect, and the text gives both, a default value is no mistake: the effective
-    configuration gives all values.
+    If another parameter decides whether a parameter has an effect, and the text gives both, a default value is no mistake, because the
+    effective configuration gives all values.
     """
     found = []
     for path, (deciding, values) in plugin.counts_with.items():
@@ -111,7 +111,7 @@ def _shown(value: object) -> str:
 class PluginInstances:
     """Makes and finds plugin instances.
 
-    `plugins` has them by name, in the order in which they were made. `types` has their types as a configuration should name them.
+    `plugins` has them by name, in the order in which they were made. `types` has their types, by the names that a configuration should use.
     """
 
     def __init__(

@@ -2,8 +2,8 @@
 
     text ─ read ─▶ PoolsFile ─ choice ─▶ PoolChoice
 
-The structs `…Form` say which fields there are and what they mean; they are never filled. Every error and warning about two pools names
-both places. Other code reads the files that a pool names, because `epp` opens no file.
+The structs `…Form` say which fields there are and what they mean; they are never filled. Every error or warning about two pools names the
+places of both. Other code reads the files that a pool names, because `epp` opens no file.
 """
 
 import re
@@ -36,7 +36,7 @@ Count = Annotated[int, Meta(ge=1, le=ENDPOINTS_MAX)]
 
 
 class _Form(msgspec.Struct, forbid_unknown_fields=True, rename="camel", omit_defaults=True):
-    """Base of all parts. Unknown fields are refused."""
+    """Base class of all parts of the file. Unknown fields are refused."""
 
 
 class PoolForm(_Form):
@@ -62,7 +62,7 @@ class PoolForm(_Form):
 
 
 class DefaultsForm(_Form):
-    """What holds for pools that do not say it themselves."""
+    """The settings of pools that do not have their own."""
 
     config_file: Annotated[Text | None, Meta(description="The configuration: a file, relative to this one.")] = None
     max_endpoints: Annotated[Count | None, Meta(description="How many endpoints a pool may have.")] = None
@@ -92,9 +92,10 @@ _NAMESPACE: Final = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
 
 
 class KubePool(NamedTuple):
-    """Where a pool has its endpoints from in Kubernetes: from the InferencePool `name`, or from the pods that `selector` selects.
+    """Where a pool gets its endpoints from in Kubernetes: from the InferencePool `name`, or from the pods that `selector` selects.
 
-    `namespace`: "" for the picker's namespace. `ports`: of the selected pods. `own_port`: the pool's own ext_proc port, or 0.
+    `namespace`: "" for the picker's namespace. `ports`: the ports of the selected pods. `own_port`: the pool's own ext_proc port; 0 if it
+    has none.
     """
 
     namespace: str = ""
@@ -108,7 +109,8 @@ class KubePool(NamedTuple):
 class PoolEntry:
     """Holds one pool, with the defaults of the file.
 
-    `port`: the pool's own port, or 0. `authorities`: in lower case. `config`: the text of the pool's configuration, if the file has it.
+    `port`: the pool's own ext_proc port; 0 if it has none. `authorities`: in lower case. `config`: the text of the pool's configuration, if
+    the file has it.
     `config_file`: the path of the pool's configuration as written, or "". `endpoints`: texts of the form host:port.
     `max_endpoints`: 0 if neither the pool nor the defaults give it. `config_place`: where `config` or `config_file` is given.
     `kube`: None if the endpoints do not come from Kubernetes.
@@ -135,7 +137,7 @@ class PoolEntry:
 
 @dataclass(frozen=True, slots=True)
 class PoolsFile:
-    """Holds the pools of a file, at least one. Number `i` of its `choice` is `pools[i]`."""
+    """Holds the pools of a file, at least one. `choice` returns the number of a pool, which is its index in `pools`."""
 
     source: str
     pools: tuple[PoolEntry, ...]
@@ -147,7 +149,7 @@ class PoolsFile:
         return any(pool.shares_port for pool in self.pools)
 
     def choice(self) -> PoolChoice:
-        """Returns the object that finds the pool of a request."""
+        """Returns the object that finds the pool for each request."""
         return PoolChoice([Matched(pool.name, pool.port, pool.authorities, pool.models) for pool in self.pools])
 
     def check_ports(self, taken: Mapping[int, str]) -> None:
@@ -201,7 +203,7 @@ def read(text: str, source: str) -> PoolsFile:
 
 
 def _whole(reader: NodeReader, node: Node | None, what: str, most: int) -> int:
-    """Returns a whole number from 1 to `most`; 0 if it is not given."""
+    """Returns a whole number from 1 to `most`; 0 if the number is not given."""
     value = int(reader.number(node, what, (int,)) or 0)
     if node is not None and isinstance(node.value, int) and not 1 <= value <= most:
         reader.findings.error(node.place, "bad-pool", f"{what}: {node.value} is not a number from 1 to {most}")
@@ -223,7 +225,7 @@ class _Pools:
         self.entries: list[PoolEntry] = []
 
     def add(self, node: Node, what: str) -> None:
-        """Reads a pool. Notes what is wrong with it."""
+        """Reads a pool. Adds a pool, and notes what is wrong with it."""
         reader, findings = self._reader, self._findings
         fields = reader.mapping(node, what, PoolForm)
         name = reader.text(fields.get("name"), f"{what}.name")
@@ -302,7 +304,7 @@ class _Pools:
         return KubePool(namespace, name, selector, tuple(dict.fromkeys(ports)))
 
     def _matchers(self, node: Node | None, what: str, pool: str, known: list[_Matcher]) -> Sequence[str]:
-        """Reads authorities or models of one pool. Adds them to `known`, which has those of all pools."""
+        """Reads authorities or models of one pool. Adds them to `known`, which collects the matchers of all pools."""
         lower = known is self._authorities
         found: list[str] = []
         for text, place in self._texts(node, what):
@@ -341,7 +343,7 @@ class _Pools:
         return found
 
     def check(self) -> None:
-        """Checks the matchers of all pools together."""
+        """Checks the matchers of all pools against each other."""
         everything = next((each for each in self._authorities if not each.text.strip(ANY)), None)
         if everything is not None:
             for each in self._models:

@@ -58,7 +58,7 @@ def read(root: Node, findings: Findings) -> WrittenConfig:
 
 
 def _gates(reader: NodeReader, node: Node | None, written: WrittenConfig) -> None:
-    """Reads entries of the form `name` or `name=bool`. The last entry for a name wins."""
+    """Reads feature gates of the form `name` or `name=bool`. The last entry for a name wins."""
     for index, entry in enumerate(reader.sequence(node, "featureGates")):
         text = reader.text(entry, f"featureGates[{index}]")
         if not text and entry.value != "":

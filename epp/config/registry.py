@@ -1,16 +1,16 @@
 """The registry of plugin types: finds classes by name and makes instances of them.
 
-Built-in plugins are found by walking `epp/plugins`. The walk reads the sources for `@plugin("type", ...)`
-and imports nothing: `find` imports the one module that has the type, because to import all of them takes
-5 MiB of memory, and 13 MiB with the libraries that some of them need. `known` imports them all.
+Built-in plugins are found by walking `epp/plugins`. The walk searches the sources for `@plugin("type", ...)` and imports nothing. `find`
+imports only the module that has the type, because importing all modules takes 5 MiB of memory, and 13 MiB with the libraries that some of
+them need. `known` imports all of these modules.
 
 Other plugins come from the entry-point group ENTRY_POINTS of installed distributions, from the files
 of a folder (`add_sources`), or from `type: package.module:Class` in a configuration. If one of these modules
-cannot be imported, the start fails, so a picker never runs with a part of its plugins. The registry never gives a name to a
-second class, whether the name is built in or another class has registered it.
+cannot be imported, the start fails, so a picker never runs with a part of its plugins. The registry never gives a name to a second class,
+whether the first one is built in or was registered later.
 
-REFERENCE_TYPES are the names that the reference picker (llm-d-router) knows. If a configuration has one of
-them that this version lacks, the error says that, because the name is not a misspelling.
+REFERENCE_TYPES are the names that the reference picker (llm-d-router) knows. If a configuration names one of these types and this version
+lacks it, the error says so, because the name is not misspelt.
 """
 
 import functools
@@ -93,11 +93,11 @@ DEPRECATED_TYPES: Mapping[str, str] = {  # deprecated type -> what to use instea
 
 
 class PluginImportError(Exception):
-    """Says that a plugin module cannot be imported. This is a fault of the installation, not of a configuration."""
+    """Raised if a plugin module cannot be imported. The fault is in the installation, not in a configuration."""
 
 
 class UnknownType(Exception):
-    """Says that a `type` names no usable class. `rule` and `hint` are for the error that the user sees."""
+    """Raised if a `type` names no usable class. `rule` and `hint` are for the error that the user sees."""
 
     def __init__(self, rule: str, message: str, hint: str = "") -> None:
         super().__init__(message)
@@ -122,7 +122,7 @@ def names() -> set[str]:
 
 @functools.cache
 def _import_installed() -> None:
-    """Imports the plugins of entry points. The names of built-in types are reserved before, so that no other class can take them."""
+    """Imports the plugins of entry points. The names of built-in types are reserved first, so that no other class can take them."""
     _read_built_in()
     for entry in sorted(_entry_points(), key=lambda entry: (entry.name, entry.value)):
         where = f"entry point '{entry.name}' ({entry.value}) of group {ENTRY_POINTS}"
@@ -142,7 +142,7 @@ def _import_installed() -> None:
 
 
 def _entry_points() -> Iterable["EntryPoint"]:
-    """Returns the entry points of plugins. If there are none, as usual, does not import `importlib.metadata`, which takes 2 MiB."""
+    """Returns the entry points of plugins. Usually there are none, and `importlib.metadata` (2 MiB) is not imported."""
     if not any(map(_may_have_plugins, sys.path)):
         return ()
     from importlib.metadata import entry_points
@@ -151,7 +151,7 @@ def _entry_points() -> Iterable["EntryPoint"]:
 
 
 def _may_have_plugins(place: str) -> bool:
-    """Returns whether a distribution in a folder of `sys.path` names the group, or cannot be asked, because it is in an archive."""
+    """Returns whether a distribution in a folder of `sys.path` names the group. True also for an archive, which cannot be searched."""
     folder = Path(place or ".")
     if not folder.is_dir():
         return folder.exists()
@@ -193,7 +193,7 @@ def _error_text(error: BaseException) -> str:
 
 
 class _FromSource(importlib.abc.SourceLoader):
-    """Loads one module from text. It reads and writes no files."""
+    """Loads one module from text. The loader reads and writes no files."""
 
     def __init__(self, path: str, source: bytes) -> None:
         self._path = path
@@ -210,7 +210,7 @@ class _FromSource(importlib.abc.SourceLoader):
 
 
 class _FolderFinder(importlib.abc.MetaPathFinder):
-    """Finds the modules of one folder's package, also for files that import each other by `from . import ...`."""
+    """Finds the modules of one folder's package, so that its files can import each other by `from . import ...`."""
 
     def __init__(self, package: str, folder: str, sources: Mapping[str, bytes]) -> None:
         self.package = package
@@ -233,7 +233,7 @@ class _FolderFinder(importlib.abc.MetaPathFinder):
 def add_sources(folder: str, sources: Mapping[str, bytes]) -> list[str]:
     """Imports the Python files of a folder, in sorted order, into a private package. Returns the types that they register.
 
-    `sources`: the bytes of each file by its name. Files with a leading `_` in their names are only imported by the other files. Raises
+    `sources`: the bytes of each file by its name. Only the other files import files with a leading `_` in their names. Raises
     PluginImportError with file and cause.
     """
     _import_installed()  # installed plugins come first, so that a file cannot take the name of one of their types
@@ -359,7 +359,7 @@ def made(name: str, cls: type[Plugin], params: msgspec.Struct) -> Plugin:
 
 
 def _instance_fault(plugin: Plugin) -> str:
-    """Says what the constructor of a foreign class did not set or set wrongly. Empty if the constructor did nothing wrong."""
+    """Says what the constructor of a foreign class did not set, or set to a wrong value. Empty if the constructor did nothing wrong."""
     if not foreign(type(plugin)):
         return ""
     if not (hasattr(plugin, "name") and hasattr(plugin, "params")):

@@ -1,8 +1,9 @@
-"""The form of an `EndpointPickerConfig`: structs with all its fields and their meaning, and a JSON Schema for editors.
+"""The form of an `EndpointPickerConfig`: structs with all its fields and the meaning of each, and a JSON Schema for editors.
 
-`epp.config.reader` takes the field names from these structs, so the two cannot differ. The structs are never filled: the reader goes
-through a file node by node, because messages need places. In the schema, `if` and `then` give each plugin type its own parameters.
-The schema cannot express references, contracts and meaning; `epp config check` checks those. The schema is stricter than the reader in one
+`epp.config.reader` takes the field names from these structs, so the two cannot differ. The structs are never filled, because messages need
+places and the reader therefore goes through a file node by node. In the schema, `if` and `then` give each plugin type its own parameters.
+The schema cannot express references, contracts and meaning, so `epp config check` checks those. The schema is stricter than the reader in
+one
 point: a parameter must not be null.
 """
 
@@ -32,7 +33,7 @@ _DEPRECATED = Meta(extra_json_schema={"deprecated": True})
 
 
 class _Form(msgspec.Struct, forbid_unknown_fields=True, rename="camel"):
-    """Base of all parts. Unknown fields are refused."""
+    """Base class of all parts of the configuration. Unknown fields are refused."""
 
 
 class PluginRef(_Form):
@@ -185,7 +186,7 @@ class RequestHandler(_Form):
 
 
 class TenantMetadata(_Form):
-    """A value in the metadata that filters of the gateway add. The gateway must forward the namespace to the picker."""
+    """A value in the metadata that the gateway's filters add to a request. The gateway must forward the namespace to the picker."""
 
     namespace: Annotated[Text, Meta(description="The namespace, such as envoy.filters.http.jwt_authn.")]
     path: Annotated[Text, Meta(description="Up to 8 names with dots between them, such as payload.sub.")]
@@ -226,7 +227,7 @@ class TenantBudget(_Form):
 
 
 class OneTenant(_Form):
-    """What is different for one tenant."""
+    """What differs for one tenant from the others."""
 
     salt_group: Annotated[
         Text | None, Meta(description="Tenants with the same name here share cached prefixes, with cacheSalt. Default: only with itself.")
@@ -236,7 +237,7 @@ class OneTenant(_Form):
 
 
 class Tenants(_Form):
-    """Who sends a request, by what the gateway or an API key vouches for. The tenant is the fairness id of its requests."""
+    """Who sends a request, according to the gateway or an API key. The tenant is the fairness id of its requests."""
 
     from_: Annotated[
         list[TenantSource], Meta(description="Sources of the tenant's name; the first that gives a valid name counts.", min_length=1)
@@ -331,8 +332,8 @@ def _structs(kind: Any) -> dict[str, type[msgspec.Struct]]:
 
 
 def _plugin_entry(entry: dict[str, Any], types: Mapping[str, type[Plugin]]) -> dict[str, Any]:
-    """Adds to the schema of a plugin entry all known types, and for each of them its parameters, on condition that `type` names it."""
-    # Names before aliases: an editor offers the first ones first.
+    """Adds all known types to the schema of a plugin entry, and for each type its parameters, which apply if `type` names it."""
+    # Names come before aliases, because an editor offers the first ones first.
     known = sorted(types, key=lambda name: (name in types[name].aliases, name))
     aliases = {name: f"Deprecated: use {cls.type_name}." for name, cls in types.items() if name in cls.aliases}
     entry["properties"]["type"] = {

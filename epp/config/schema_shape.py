@@ -1,9 +1,9 @@
-"""Shapes the JSON Schema for its readers: alternatives that validators can point into, and descriptions from docstrings.
+"""Makes the JSON Schema easier for tools: alternatives that validators can point into, and descriptions from docstrings.
 
-For `anyOf`, a validator only says that no alternative fits, at the place of the whole value. `pointed` replaces `anyOf` wherever the
-alternatives differ in their types, so that the validator's message names the wrong item. `described` takes the description of a field
-from the docstring of its struct: from `field_name: text` at the beginning of a line, or from a sentence that begins with the name in
-backquotes and a colon.
+For `anyOf`, a validator only reports, at the place of the whole value, that no alternative fits. `pointed` replaces `anyOf` wherever the
+alternatives differ in their types, so that the validator's message names the wrong item. `described` takes the description of a field from
+the docstring of its struct: from `field_name: text` at the beginning of a line, or from a sentence that begins with the name in backquotes
+and a colon.
 """
 
 import inspect
@@ -61,7 +61,7 @@ def as_in_files(text: str) -> str:
 
 
 def pointed(parts: Mapping[str, Json]) -> dict[str, Json]:
-    """Replaces `anyOf` between types in these parts. A part that may be null somewhere gets a second form that allows null."""
+    """Replaces each `anyOf` between types in these parts. If a part may be null somewhere, adds a second form of it that allows null."""
     result: dict[str, Json] = {}
     nullable: set[str] = set()
     for name, part in parts.items():

@@ -1,4 +1,4 @@
-"""Reads the section `tenants`, checks files of keys, and makes the `Tenants` that workers ask.
+"""Reads the section `tenants`, checks files of keys, and makes the `Tenants` object of workers.
 
     section ─ read ─▶ TenantsEntry ─┬─▶ tenants_of ─▶ Tenants
     texts of the files of keys ─ keys_of ─▶ Keys ┘
@@ -51,9 +51,9 @@ _HEADER: Final = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]{1,127}")
 
 
 def read(reader: NodeReader, node: Node | None, at: Place) -> TenantsEntry | None:
-    """Reads the section. Returns None if it is not given. `at`: the place of the section, also if its value is null.
+    """Reads the section. Returns None if it is not given. `at`: the place of the section, even if the section's value is null.
 
-    A null is an error here, because a section that was cut off would let all clients in.
+    A null is an error here, because otherwise a section that was cut off would let all clients in.
     """
     if node is None and at == WHOLE:
         return None
@@ -106,7 +106,7 @@ def _objectives(reader: NodeReader, node: Node | None, what: str) -> tuple[str, 
     for index, child in enumerate(nodes):
         name = reader.text(child, f"{what}[{index}]")
         if not name and child.value not in (None, ""):
-            continue  # of a wrong type
+            continue  # the value has a wrong type
         if not names_objective(name):
             why = f"{what}[{index}]: '{name[:128]}' is not the name of an InferenceObjective"
             reader.findings.error(child.place, "tenants", why, "it has lower-case letters, digits, '-' and '.'")
@@ -244,7 +244,7 @@ def _price(reader: NodeReader, node: Node | None, what: str) -> float:
 
 
 def check(reader: NodeReader, written: WrittenConfig) -> None:
-    """Notes an error for each budget that cannot hold with the rest of the configuration."""
+    """Notes an error for each budget that contradicts the rest of the configuration."""
     for budget in written.tenants.budgets if written.tenants is not None else ():
         if budget.queue_place is not None and not written.gates[FLOW_CONTROL_GATE]:
             hint = f"add '{FLOW_CONTROL_GATE}' to featureGates, or write mode: {SHED}"

@@ -43,7 +43,7 @@ EVICTING: Final = (points.EvictionFilter, points.EvictionOrder)
 def check_reference_cycles(instances: PluginInstances) -> None:
     """Notes an error if plugins refer to each other in a cycle.
 
-    Repeatedly removes the plugins that refer to no remaining plugin. What cannot be removed is in a cycle, or refers to one.
+    Repeatedly removes the plugins that refer to no remaining plugin. A plugin that cannot be removed is in a cycle, or refers to a cycle.
     """
     left = {name: {need.name for need in plugin.needs.values()} for name, plugin in instances.plugins.items()}
     while free := [name for name, named in left.items() if not named & left.keys()]:
@@ -77,7 +77,7 @@ def is_available(ref: Ref, what: str, findings: Findings) -> bool:
 
 
 def is_one_handler(handlers: Sequence[Plugin], instances: PluginInstances) -> bool:
-    """Returns whether there is exactly one profile handler. Notes an error if not."""
+    """Returns whether the configuration has exactly one profile handler. Notes an error if not."""
     if len(handlers) > 1:
         first, second = handlers[0].name, handlers[1].name
         why = f"plugins '{first}' and '{second}' are both profile handlers; only one is allowed"

@@ -1,7 +1,7 @@
 """Holds the content of a configuration's text as values with places, before any default is added.
 
-`epp.config.reader` makes these values; the assembler and lint read them. A reference is only text here: the plugin that
-it names has not been looked up.
+`epp.config.reader` makes these values; the assembler and lint read them. A reference is only text here, because the plugin that it names
+has not been looked up.
 """
 
 from collections.abc import Mapping
@@ -94,13 +94,13 @@ class FlowControlEntry:
     eviction: bool = False
 
     def all_bands(self) -> list[BandEntry]:
-        """Returns the bands for single priorities, then the templates."""
+        """Returns the bands that have one priority, then the templates."""
         return [*self.bands, *(band for band in (self.default_band, self.negative_band) if band is not None)]
 
 
 @dataclass(frozen=True, slots=True)
 class MetadataSource:
-    """Names a value in the gateway's metadata that names a tenant."""
+    """Says which value in the gateway's metadata names the tenant."""
 
     namespace: str
     path: tuple[str, ...]
@@ -108,7 +108,7 @@ class MetadataSource:
 
 @dataclass(frozen=True, slots=True)
 class HeaderSource:
-    """Names a header that names a tenant. `passed_on`: whether model servers get the header."""
+    """Says which header names the tenant. `passed_on`: whether model servers get the header, too."""
 
     header: str
     passed_on: bool
@@ -116,7 +116,7 @@ class HeaderSource:
 
 @dataclass(frozen=True, slots=True)
 class KeySource:
-    """Names a header with an API key, and the file of all keys. `place`: the place of the file's name."""
+    """Says which header has an API key, and which file lists all keys. `place`: where the configuration names that file."""
 
     header: str
     file: str
@@ -129,7 +129,7 @@ TenantSource = MetadataSource | HeaderSource | KeySource
 
 @dataclass(frozen=True, slots=True)
 class BudgetEntry:
-    """Holds a tenant's limits; a number is 0 without a limit. `burst` is 0 if `tokens` is. `queue_place`: the place of the mode `queue`."""
+    """Holds a tenant's limits; 0 means no limit. `burst` is 0 if `tokens` is 0. `queue_place`: where the mode `queue` is given."""
 
     tokens: float = 0.0  # per minute
     burst: float = 0.0
@@ -145,7 +145,7 @@ NO_BUDGET = BudgetEntry()
 
 @dataclass(frozen=True, slots=True)
 class OneTenantEntry:
-    """Holds what differs for one tenant. Without objectives or budget, those of the section count. NO_BUDGET means no limits.
+    """Holds what differs for one tenant. Without objectives or a budget, those of the section apply. NO_BUDGET means no limits.
 
     `group`: the tenants of one group share a cache salt; "" if the tenant has its own salt.
     """
@@ -157,9 +157,9 @@ class OneTenantEntry:
 
 @dataclass(frozen=True, slots=True)
 class TenantsEntry:
-    """Holds the section `tenants`. `shares`: whether requests without a known tenant share one tenant.
+    """Holds the section `tenants`. `shares`: whether all requests without a known tenant share one tenant.
 
-    `salt_place`: the place of the setting that gives each tenant its own cache salt; None if tenants have no salts.
+    `salt_place`: where the configuration gives each tenant its own cache salt; None if tenants have no salts.
     """
 
     sources: tuple[TenantSource, ...]
@@ -171,7 +171,7 @@ class TenantsEntry:
 
     @property
     def budgets(self) -> tuple[BudgetEntry, ...]:
-        """All budgets that the section gives."""
+        """Returns all budgets that the section gives."""
         return tuple(entry for entry in (self.budget, *(one.budget for one in self.per_tenant.values())) if entry)
 
 

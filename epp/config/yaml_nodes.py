@@ -3,7 +3,7 @@
 Scalars mean what they mean to the reference picker (go-yaml v2, then JSON): `1e8` and `010` are
 numbers, `yes`, `on` and `y` are booleans, dates are text, infinities and NaN do not exist. A number
 without a fraction is an integer in any notation, because Helm templates turn 1000000 into 1e+06.
-Keys are text as written. Anchors, aliases and merge keys work. An alias counts as the value of its anchor.
+Keys are text as written. Anchors, aliases and merge keys work. An alias has the value of its anchor.
 
 Limits: TEXT_MAX characters, DEPTH_MAX levels, NODES_MAX nodes after aliases are expanded, one
 document (a last `---` with nothing after it starts no second document). Duplicate keys are refused
@@ -86,7 +86,7 @@ def read(text: str, findings: Findings) -> Node | None:
     try:
         if not _within_limits(text, findings):
             return None
-        # One document is enough: `_within_limits` has checked that no second document follows.
+        # Composing one document is enough, because `_within_limits` has checked that no second document follows.
         root = next(yaml.compose_all(text, _Loader), None)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -121,7 +121,7 @@ def _within_limits(text: str, findings: Findings) -> bool:
 
 
 def _is_empty(event: yaml.NodeEvent) -> bool:
-    """Returns whether this is the event that the parser emits for a document without a value."""
+    """Returns whether this event is the one that the parser emits for a document without a value."""
     return isinstance(event, yaml.ScalarEvent) and not event.value and not event.style and event.tag is None
 
 
@@ -256,7 +256,8 @@ class _Dumper(yaml.SafeDumper):
         return True
 
     def write_double_quoted(self, text: str, split: bool = True) -> None:
-        """Escapes all characters that are not ASCII. Only text that a terminal would obey or hide is written so (see `_text`)."""
+        """Escapes all characters that are not ASCII. Only text that could control a terminal, or that a terminal would hide, is written so
+        (see `_text`)."""
         self.allow_unicode = False
         super().write_double_quoted(text, split)
         self.allow_unicode = True
@@ -264,7 +265,7 @@ class _Dumper(yaml.SafeDumper):
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
     style = None
-    if not text.isprintable():  # only double quotes escape; the other styles fold line breaks
+    if not text.isprintable():  # only double-quoted text has escapes; the other styles fold line breaks
         style = '"'
     elif not isinstance(_resolved(text), str):
         style = "'"

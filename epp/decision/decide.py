@@ -29,7 +29,7 @@ ScorerFailed: TypeAlias = Callable[[Exception], None]
 
 
 class Lease(Protocol):
-    """Holds the pipeline that one stream uses, from the request's body to the end of the response."""
+    """Holds the pipeline that one stream uses from the request's body to the end of the response."""
 
     @property
     def pipeline(self) -> Pipeline: ...
@@ -53,14 +53,14 @@ class EndpointPool(Protocol):
         """Counts one failure of a data producer. The request goes on without the producer's data."""
 
     def scorer_failed(self, problem: Exception) -> None:
-        """Counts one failure of a scorer. The request goes on without the scorer. `problem` is tagged with it (`epp.errors.blame`)."""
+        """Counts one failure of a scorer. The request goes on without the scorer. `problem` has its tag (`epp.errors.blame`)."""
 
     def shadow_failed(self, profile: Profile, problem: Exception) -> None:
         """Counts a failed run of a shadow profile."""
 
 
 def reraised(problem: Exception) -> None:
-    """Raises the scorer's exception, which ends the profile run. This is the default of the parameter `failed` below."""
+    """Raises the scorer's exception, which ends the profile run: the default of the parameter `failed` below."""
     raise problem
 
 
@@ -126,7 +126,7 @@ async def choose(pipeline: Pipeline, request: Request, pool: EndpointPool) -> De
 
 
 def admitted(pipeline: Pipeline, request: Request, candidates: Candidates) -> Waiting | None:
-    """Asks the admitters. Returns None if all accept the request, or the wait of the first one that holds it. Raises Refused."""
+    """Asks the admitters. Returns None if all of them accept the request, else the wait of the first one that holds it. Raises Refused."""
     for admit in pipeline.admitters:
         try:
             held = admit(request, candidates)
@@ -163,7 +163,7 @@ def failed_open(pipeline: Pipeline, produce: ProduceCall, failure: ProducerFaile
 def complete_unsent(pipeline: Pipeline, request: Request, decision: Decision, failed: int) -> None:
     """Calls ResponseComplete for a request that is not sent because the call at index `failed` of `pre_request` raised.
 
-    Plugins up to the failed one may have recorded the request. In ResponseComplete, they can undo that.
+    Plugins up to the failed one may have recorded the request. In ResponseComplete, they can undo this.
     """
     for complete in pipeline.completing_unsent(failed):
         with suppress(Exception):  # the caller raises the exception of `pre_request`, not one that is raised here
@@ -239,8 +239,8 @@ def without(profile: Profile, request: Request, score: ScorerCall, problem: Exce
 def static_totals(profile: Profile, request: Request, candidates: Candidates, failed: ScorerFailed) -> Scores:
     """Returns the weighted sum of the profile's static scorers, as a new array to which the caller may add.
 
-    The snapshot caches the sum over all endpoints. The cache is used only if no filter has dropped a candidate. A sum that lacks a failed
-    scorer is not cached.
+    The snapshot caches the sum over all endpoints. That cached sum is used only if no filter has dropped a candidate. A sum that lacks a
+    failed scorer is not cached.
     """
     kept = candidates.snapshot.totals if candidates.rows is None else None
     if kept is not None and (totals := kept.get(profile.name)) is not None:

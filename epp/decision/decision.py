@@ -55,7 +55,7 @@ class ProfileRun:
 
 
 class Ticket(Protocol):
-    """The room that an admitted request takes up in flow control (`epp.decision.admission`). The request's stream calls the
+    """The room that an admitted request takes up in flow control, until it ends (`epp.decision.admission`). The request's stream calls the
     methods.
 
     `done` is called exactly once. `placed` is called at most once, before `done`.
@@ -63,7 +63,7 @@ class Ticket(Protocol):
 
     @property
     def waited(self) -> bool:
-        """Returns whether the request had to wait. Then load and plugins may have changed since it arrived."""
+        """Returns whether the request had to wait. In the meantime, load and plugins may have changed."""
 
     def placed(self) -> None:
         """Called when the request is counted as in flight at its endpoint."""
@@ -76,10 +76,11 @@ class Ticket(Protocol):
 
 
 class Decision:
-    """Says where a request goes. A ProfileHandler makes the decision; PreRequest plugins may add `headers`; later plugins only read it.
+    """Says where a request goes. A ProfileHandler makes the decision, and PreRequest plugins may add `headers`; all later plugins only read
+    it.
 
     `targets`: endpoints in order of preference, at least one. The gateway sends the request to the first one.
-    `runs`: profile name -> its run, for every profile that ran; None if the filters left no candidate.
+    `runs`: profile name -> the run of this profile, for every profile that ran; None if its filters left no candidate.
     `primary`: the profile that chose `targets`. `prefill`: the profile that chose the prefill server, if it ran.
     `headers`: name -> value, added to the request to the model server. Names are tokens, values one line of Latin-1 text.
     `removed_headers`: names of headers that are removed from the request to the model server.
@@ -101,7 +102,7 @@ class Decision:
     def run(self, profile: str) -> ProfileRun | None:
         """Returns the run of a profile; None if the profile did not run, or its filters left no candidate."""
         runs = self.runs
-        if isinstance(runs, dict):  # nearly always; compiled code reads a dict without a call of a method
+        if isinstance(runs, dict):  # nearly always a dict; compiled code reads a dict without a method call
             return runs.get(profile)
         return runs.get(profile)
 
@@ -150,7 +151,8 @@ class Response:
 
 
 class Usage:
-    """Holds the token counts that the model server reports: prompt, completion, and cached prompt tokens. None if not reported."""
+    """Holds the token counts that the model server reports: prompt, completion, and cached prompt tokens. A count is None if the server did
+    not report it."""
 
     __slots__ = ("cached", "completion", "prompt")
 

@@ -1,14 +1,14 @@
-"""Explains a decision: why an endpoint was chosen, in plain values for people, logs and tools.
+"""Explains a decision: says why an endpoint was chosen, in plain values for people, logs and tools.
 
 A decision keeps references to its inputs (`epp.decision.decision`), so an explanation costs nothing until `explain` is called.
 An `Explanation` contains no prompt text, only names and sizes. The same code explains live decisions, shadow profiles and decisions made
 offline.
 
-`what_if` adds up the same scores with other weights, as a decision does. Filters and scores stay as they were. Only candidates that the
-explanation shows can become the best one.
+`what_if` adds up the same scores with other weights, in the way that a decision does. Filters and scores stay as they were. Only the
+candidates that the explanation shows can then become the best one.
 
 Bounds: an explanation shows the best CANDIDATES_MAX candidates per profile, and the names of NAMES_MAX candidates that a filter
-dropped. It counts the rest.
+dropped. It only counts the others.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -78,7 +78,8 @@ class Candidate(msgspec.Struct, frozen=True):
 class Profiled(msgspec.Struct, frozen=True):
     """Describes one run of a profile.
 
-    `considered`: with how many candidates the run began. `candidates`: picked ones first, then best first. `more`: how many are not shown.
+    `considered`: the number of candidates at the beginning of the run. `candidates`: the picked candidates, then the others, best first.
+    `more`: how many candidates are not shown.
     `tied`: how many candidates have the same total as the first picked one (the picker chose among them). `runner_up`: the best other
     candidate. `margin`: the total of the first picked candidate minus the total of the runner-up; None without a runner-up.
     """
@@ -109,7 +110,8 @@ class Cached(msgspec.Struct, frozen=True):
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
-    """Explains one decision. `ago_s`: its age in seconds. `left_out`: plugins that were disabled because they had failed too often.
+    """Explains one decision. `ago_s`: how many seconds ago the decision was made. `left_out`: plugins that were disabled because they had
+    failed too often.
 
     `refused`: why the request got no endpoint; the cause `internal` is a fault, for which the client gets 500. `unscored`: scorers that
     raised in this request. `outcome`: how a recorded request ended. `pool`: the name of the pool; "" if the picker has one pool.
@@ -223,15 +225,15 @@ def _filtered(
 ) -> list[Filtered]:
     """Returns one entry per filter, in order: which candidates the filter kept and dropped.
 
-    `scored`: the scored candidates; None if no candidate was scored. If they are fewer than the filters kept, the runtime has dropped
-    candidates that are down or ejected; this step gets an entry, too.
+    `scored`: the scored candidates; None if no candidate was scored. If fewer candidates were scored than the filters kept, the runtime has
+    dropped candidates that are down or ejected; this step gets an entry, too.
     """
     filters = [member.name for member, _ in wired.members if isinstance(member, Filter)]
     if scored is not None and len(scored) < len(passed[-1] if passed else start or ()):
         filters, passed = [*filters, NOT_DOWN], [*passed, scored]
     steps = []
     before = start
-    # Zip stops early, because no filter runs after one that keeps no candidate.
+    # Zip may stop early, because no filter runs after a filter that keeps no candidate.
     for name, remaining in zip(filters, passed, strict=False):
         kept = {id(endpoint) for endpoint in remaining.endpoints}
         dropped = [e.name for e in before.endpoints if id(e) not in kept] if before is not None else []
@@ -280,7 +282,7 @@ def _candidates(
 def scores_of(request: Request, wired: WiredProfile, run: ProfileRun) -> list[tuple[str, float, Floats]]:
     """Returns (scorer, weight, scores) for each scorer, in the profile's order. The scores of a scorer that raised are 0.
 
-    Calls static scorers again, because a run does not keep their scores. They read scraped values only, so the scores are the same.
+    Calls static scorers again, because a run does not keep the scores of these. They read scraped values only, so the scores are the same.
     """
     kept = iter(run.scores)
     profile = compile_profile(wired)
@@ -362,7 +364,8 @@ class Ranked(msgspec.Struct, frozen=True):
 
 
 class WhatIf(msgspec.Struct, frozen=True):
-    """A profile with other weights. `ranked`: the candidates, best first; candidates with equal totals in the order of the decision.
+    """The result of a profile with other weights. `ranked`: the candidates, best first; candidates with equal totals are in the order of
+    the decision.
 
     `same`: whether the decision picked the first candidate. `margin`: the total of the first candidate minus the total of the second;
     None if there is only one. `more`: how many candidates the explanation does not show.

@@ -1,7 +1,9 @@
-"""Compiles a configuration into tuples of calls. The result, a `Pipeline`, is immutable. A worker replaces it as a whole.
+"""Compiles a configuration into tuples of calls. The result is a `Pipeline`, which is immutable. To change it, a worker replaces the whole
+pipeline.
 
-`compile_pipeline` turns a `Wiring` (wired instances) into a `Pipeline` (calls, in order). To observe calls, pass a `Wrap`. The wrap gets
-each call of each plugin once, with its extension point, and returns the call to use instead. Without a wrap, a request pays nothing.
+`compile_pipeline` turns a `Wiring` (wired instances) into a `Pipeline` (calls, in order). To observe calls, pass a `wrap` function. The
+wrap gets each call of each plugin once, with its extension point, and returns the call to use instead. Without a wrap, a request pays
+nothing.
 
     Wiring ── compile_pipeline(wiring, wrap) ──▶ Pipeline        worker: pipeline.start(services), then pipeline.wrapped(timer)
 """
@@ -138,7 +140,7 @@ class Pipeline:
 
 
 class _Owned:
-    """A `Wrap` around another one. It records of which plugin each call is."""
+    """A `Wrap` around another `Wrap`. It records which plugin owns each call."""
 
     def __init__(self, wrap: Wrap) -> None:
         self._wrap = wrap
@@ -151,7 +153,7 @@ class _Owned:
 
 
 def compile_profile(wired: WiredProfile, wrap: Wrap = instrument.bare) -> Profile:
-    """Compiles one profile. A plugin may be several of filter, scorer and picker; then it is called as each of these."""
+    """Compiles one profile. If a plugin is several of filter, scorer and picker, it is called as each of these."""
     owned = wrap = _Owned(wrap)
     members = wired.members
     scorers = [(p.static, wrap(Point.SCORER, p, instrument.scorer(p)), weight) for p, weight in members if isinstance(p, points.Scorer)]

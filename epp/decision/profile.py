@@ -1,4 +1,5 @@
-"""A scheduling profile as a tuple of calls. `epp.decision.pipeline` makes it from the configuration; `epp.decision.decide` runs it."""
+"""A scheduling profile, compiled to a tuple of calls. `epp.decision.pipeline` makes it from the configuration; `epp.decision.decide` runs
+it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
@@ -15,7 +16,7 @@ NO_OWNERS: Final[Mapping[int, Plugin]] = {}
 
 
 class Picker(Protocol):
-    """The part of a picker (`epp.plugin.Picker`) that a profile uses."""
+    """The method of a picker plugin (`epp.plugin.Picker`) that a profile calls."""
 
     name: str
 

@@ -42,12 +42,12 @@ BYTE: Final = 0xFF
 
 
 class Reason(enum.IntEnum):
-    """Why the target was chosen."""
+    """Why the picker chose the target."""
 
     SCORER = 0  # the target has the best total, and one scorer contributes most to its lead
-    ONLY = 1  # no other candidate was left
+    ONLY = 1  # the target was the only candidate left
     TIED = 2  # the target is one of several with the best total
-    PICKER = 3  # the picker chose it, although another total is better
+    PICKER = 3  # the picker plugin chose the target, although another candidate has a better total
     UNSCORED = 4  # no profile ran
 
 
@@ -59,10 +59,11 @@ class Place(NamedTuple):
 
 
 class Receipt(NamedTuple):
-    """What a receipt says.
+    """The content of a receipt.
 
-    `at`: seconds since the epoch. `worker`: the worker that decided. `configuration`: the number of its configuration. `request`: hash of
-    the request's id. `profile`, `scorer`: positions in the configuration. `margin`: total of the target minus total of the runner-up.
+    `at`: seconds since the epoch. `worker`: the worker that decided. `configuration`: the number of the worker's configuration. `request`:
+    hash of the request's id. `profile`, `scorer`: positions in the configuration. `margin`: total of the target minus total of the
+    runner-up.
     `cached_tokens`: prompt tokens that the target was predicted to hold, or UNKNOWN. `first_token_s`: predicted time to the first token;
     NaN without a prediction.
     """
@@ -82,7 +83,7 @@ class Receipt(NamedTuple):
 
 
 class BadReceipt(ValueError):
-    """Says that an id is no receipt of this deployment. The text says why."""
+    """Raised if an id is no receipt of this deployment. The text says why."""
 
 
 class Seal:
@@ -120,7 +121,7 @@ class Seal:
         return base64.urlsafe_b64encode(bytes((VERSION,)) + tag + self._crypted(tag, plain)).decode().rstrip("=")
 
     def open(self, text: str) -> Receipt:
-        """Returns the receipt of an id. Raises BadReceipt."""
+        """Returns the receipt that an id contains. Raises BadReceipt."""
         if len(text) > ID_CHARS_MAX:
             raise BadReceipt(f"a receipt has at most {ID_CHARS_MAX} characters, and this one has {len(text)}")
         try:
@@ -144,7 +145,7 @@ class Seal:
         return blake2b(plain, key=self._tag_key, digest_size=TAG_BYTES).digest()
 
     def _crypted(self, tag: bytes, data: bytes) -> bytes:
-        """Returns `data` XOR the key stream of `tag`; this encrypts and decrypts. One digest has 64 bytes, more than a receipt."""
+        """Returns `data` XOR the key stream of `tag`, which encrypts and decrypts. One digest (64 bytes) is enough for a receipt."""
         stream = blake2b(tag, key=self._text_key).digest()
         return bytes(map(xor, data, stream))
 

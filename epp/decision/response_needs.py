@@ -1,10 +1,10 @@
 """Says which parts of a response the picker reads and why, and whether a configuration can do without the response phase.
 
 With `requestHandler.responsePhase: none` the stream ends when the picker has answered the request. The gateway then passes the model
-server's response on without calling the picker. That saves most of the cost of a long response, but the picker does not learn
-how a request went or when it ended. Therefore this setting is refused if a plugin has response calls, or reads load in flight (which
-falls when responses end). Metrics of requests and decisions remain. There are no metrics of durations, tokens, response sizes, running
-requests and errors of model servers.
+server's response on without calling the picker. This saves most of the cost of a long response, but the picker does not learn how a request
+went or when it ended. Therefore this setting is refused if a plugin has response calls, or reads load in flight (which falls when responses
+end). The metrics of requests and decisions remain. There are no metrics of durations, tokens, response sizes, running requests and errors
+of model servers.
 """
 
 from collections.abc import Iterable, Sequence

@@ -4,10 +4,10 @@
     sides     counts of the requests of each configuration since the candidate began
     watch     a sequential test of the sides: says why the candidate is worse, or that nothing shows that it is
 
-The test compares two shares: of requests that failed, and of requests that waited longer for their first token than 95 % of the requests
-of the configuration in force did. A share is worse if it is larger by more than a margin. The test may look at any time and as often as
-it likes: the probability that it ever calls an equal candidate worse stays below ALPHA per share (mixture sequential probability ratio
-test of two shares; Johari, Pekelis, Walsh: Always Valid Inference, 2015, section 4, with the variance of both shares).
+The test compares two shares: the share of requests that failed, and the share of requests that waited longer for their first token than 95
+% of the requests of the configuration in force. A share is worse if it is larger by more than a margin. The test may look at any time and
+as often as it likes: the probability that it ever calls an equal candidate worse stays below ALPHA per share (mixture sequential
+probability ratio test of two shares; Johari, Pekelis, Walsh: Always Valid Inference, 2015, section 4, with the variance of both shares).
 """
 
 import math
@@ -71,7 +71,7 @@ class Side(msgspec.Struct, frozen=True, array_like=True):
     first_token: tuple[int, ...] = (0,) * (len(TRYOUT_FIRST_TOKEN_S) + 1)
 
     def since(self, before: "Side") -> "Side":
-        """Returns the counts since `before`."""
+        """Returns how much the counts have grown since `before`."""
         return Side(
             self.requests - before.requests,
             self.errors - before.errors,
@@ -96,11 +96,12 @@ class Side(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def computed_tokens(self) -> float | None:
-        """Returns the uncached prompt tokens per request, which model servers had to compute. None if this number is unknown."""
+        """Returns the uncached prompt tokens per request, which model servers had to compute. Returns None if this number is unknown."""
         return (self.prompt - self.cached) / self.requests if self.requests and self.prompt else None
 
     def first_token_s(self, q: float) -> float | None:
-        """Returns the `q`-quantile of the times to the first token, in seconds, rounded up to a bucket's bound; down in the last bucket.
+        """Returns the `q`-quantile of the times to the first token, in seconds, rounded up to the bound of a bucket (down in the last
+        bucket).
 
         Returns None if no time was counted.
         """
@@ -118,7 +119,8 @@ class Side(msgspec.Struct, frozen=True, array_like=True):
 
 
 def evidence(candidate: tuple[int, int], in_force: tuple[int, int], margin: float = MARGIN) -> float:
-    """Returns the log of the mixture likelihood ratio for "the candidate's share is larger by more than `margin`"; below 0: against it.
+    """Returns the log of the mixture likelihood ratio for "the candidate's share is larger by more than `margin`"; a value below 0 speaks
+    against that.
 
     `candidate`, `in_force`: (number of events, number of requests). The variance is that of the share (events + 0.5) / (requests + 1), so
     it is never 0.
@@ -152,7 +154,7 @@ class Watch:
 
     def __init__(self) -> None:
         self._slow = -1  # requests above the bound of this bucket are slow; -1 if not known yet
-        self._from: tuple[Side, Side] = (Side(), Side())  # both sides at the moment when `_slow` became known
+        self._from: tuple[Side, Side] = (Side(), Side())  # the numbers of both sides at the moment when `_slow` became known
 
     def look(self, in_force: Side, candidate: Side) -> str:
         """Says why the candidate is worse; "" if nothing shows that it is worse."""
@@ -177,7 +179,7 @@ class Watch:
 
 
 def slow_from(counts: Sequence[int]) -> int:
-    """Returns the bucket with the best bound to separate the slowest requests: the share of requests above the bound is nearest to SLOW."""
+    """Returns the bucket whose bound best separates the slowest requests: the share of requests above the bound is nearest to SLOW."""
     total, above = sum(counts), sum(counts)
     shares = []
     for count in counts[:-1]:

@@ -1,7 +1,8 @@
-"""Counts failed answers as load, so that an endpoint that fails fast does not look idle. Pure code.
+"""Adds load for failed answers, so that an endpoint that fails fast does not look idle. Pure code.
 
-Each failed answer counts as if it had stayed in flight for the usual time of service. By Little's law (J. D. C. Little, 1961), an endpoint
-that fails the share p of its requests, and has n in flight, would have n / (1 - p). The next request is added, in case n is 0:
+Each failed answer is treated as if it had stayed in flight for the usual time of service. By Little's law (J. D. C. Little, 1961), an
+endpoint that fails the share p of its requests, and has n in flight, would have n / (1 - p). The formula includes the next request, in case
+n is 0:
 
     requests = n + (n + 1) * p / (1 - p)         at most as many as the busiest endpoint has
     tokens   = tokens in flight; each added request has the mean tokens of all requests in flight
@@ -21,7 +22,7 @@ SHARE_MAX = 0.99
 def with_failed(requests: NDArray[Any], tokens: Floats | None, shares: Floats) -> tuple[NDArray[Any], Floats | None]:
     """Returns requests and tokens in flight, including those of failed answers. Arrays have a value per endpoint; `tokens` may be None.
 
-    `shares`: which part of its requests each endpoint fails, 0 to 1; at 0, its load stays as it is.
+    `shares`: the part of its requests that each endpoint fails, 0 to 1; if it is 0, the endpoint's load stays as it is.
     """
     part = np.minimum(shares, SHARE_MAX)
     most = requests.max(initial=0)

@@ -1,6 +1,6 @@
 """Implements label selectors of Kubernetes: their text form, as in `a=b, c in (d, e), !f, g notin (h), i > 3`, and their rules.
 
-This module also names the label of roles.
+It also has the name of the label for roles.
 """
 
 import re
@@ -51,7 +51,7 @@ class Term(NamedTuple):
 
 
 class Selector(NamedTuple):
-    """A selector. All terms must hold, so a selector without terms selects everything. `text`: its form for the API server."""
+    """A selector. All terms must hold, so a selector without terms selects everything. `text`: the selector as the API server reads it."""
 
     terms: tuple[Term, ...] = ()
     text: str = ""

@@ -3,8 +3,8 @@
     pressure = max(waiting / queue threshold, KV usage / KV threshold)
 
 `waiting` includes the requests sent since the scrape. If the endpoint is stale or was never scraped, or its engine does not report
-`waiting`, then the requests in flight count as waiting. Likewise an unknown KV usage counts as 0. So if scrapes fail, pressure still
-follows the load in flight: dispatch slows down but never stops.
+`waiting`, its requests in flight are used instead. An unknown KV usage is taken as 0. So if scrapes fail, pressure still follows the load
+in flight: dispatch slows down but never stops.
 """
 
 from typing import ClassVar
@@ -48,7 +48,7 @@ class Pressure:
         self.waiting_full = waiting_full
         self.kv_full = kv_full
         self.stale_after_s = stale_after_s
-        self._known: _Known | None = None  # cached for the last snapshot, which many calls use
+        self._known: _Known | None = None  # computed once per snapshot, because many calls use the same snapshot
 
     def of(self, candidates: Candidates) -> Floats:
         """Returns a new float64 array of shape (candidates,): 0 is idle, 1 is at a threshold, more is above it."""
@@ -58,7 +58,7 @@ class Pressure:
         return np.maximum(pressure, candidates.narrow(known.least), out=pressure)
 
     def mean(self, candidates: Candidates) -> float:
-        """Returns the mean over all candidates, unweighted; 1 if there is no candidate."""
+        """Returns the unweighted mean over all candidates; 1 if there is no candidate."""
         if not len(candidates):
             return 1.0
         known = self._of(candidates.snapshot)

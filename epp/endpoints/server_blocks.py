@@ -1,7 +1,7 @@
 """Says how much of a cached prefix a model server reuses: whole blocks of the server's block size, and never the whole prompt.
 
-A server computes at least the last token of a prompt again, because it needs that result for the first token of the answer. So the server
-reuses at most floor((N - 1) / block) blocks of a prompt of N tokens, even if it holds all (vLLM: `max_cache_hit_length` in
+A server computes at least the last token of a prompt again, because it needs that result for the first token of the answer. So of a prompt
+of N tokens, the server reuses at most floor((N - 1) / block) blocks, even if it holds all (vLLM: `max_cache_hit_length` in
 `vllm/v1/core/kv_cache_manager.py`). All predictions of cached tokens follow this rule.
 """
 

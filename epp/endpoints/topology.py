@@ -16,13 +16,13 @@ LABELS: Final = (HOST_LABEL, "topology.kubernetes.io/rack", "topology.kubernetes
 
 
 class NamesPlaces:
-    """Base of plugins with `labels`: the names of the labels for host, rack, zone and region, in this order."""
+    """Base class of plugins with the parameter `labels`: the names of the labels for host, rack, zone and region, in this order."""
 
     labels: tuple[str, str, str, str]
 
 
 class Places:
-    """Holds the places of all endpoints of a list. An endpoint that lacks the label of a level shares this level with no endpoint."""
+    """Holds the places of all endpoints of a list. If an endpoint lacks the label of a level, it shares this level with no other."""
 
     def __init__(self, labels: Sequence[str] = LABELS) -> None:
         self.labels = tuple(labels)
@@ -39,7 +39,7 @@ class Places:
 
     @classmethod
     def named(cls, plugin: object) -> "Places":
-        """Returns the places by the labels that this plugin names. Raises ValueError if it is not a `NamesPlaces`."""
+        """Returns the places according to the labels that this plugin names. Raises ValueError if it is not a `NamesPlaces`."""
         if not isinstance(plugin, NamesPlaces):
             raise ValueError(f"topologyProducerName: this plugin names no labels of places; name a {EXTRACTOR}")
         return cls(plugin.labels)

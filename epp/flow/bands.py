@@ -39,7 +39,7 @@ class Entry:
         self.arrival = arrival
         self.bytes = item.bytes
         self.request: Any = item
-        self.place = place  # the flow that holds the entry
+        self.place = place  # the flow that has the entry
         self.ttl_s = self.empty_ttl_s = self.last_s = 0.0  # set by `Deadlines`
         self.handle: Any = None
         self.waits = False  # whether the entry is in a queue
@@ -95,8 +95,8 @@ class Band:
         self.requests = 0
         self.bytes = 0
         self.active: dict[FlowKey, Flow] = {}
-        self.known: dict[FlowKey, Flow] = {}  # the flows in `active`, and the idle ones
-        self.leaving = False  # no longer configured: the band accepts nothing new and is removed once it is empty
+        self.known: dict[FlowKey, Flow] = {}  # all flows of the band: those in `active`, and the idle ones
+        self.leaving = False  # whether the configuration has the band no more: then it accepts nothing new and is removed once it is empty
         self.rate = DrainRate()
         self._arrivals: deque[Entry] = deque()
         self._now = 0.0
@@ -216,7 +216,7 @@ class Band:
         return entry
 
     def remove(self, entry: Entry, now: float) -> None:
-        """Removes an entry from any position: it was cancelled, expired or displaced."""
+        """Removes an entry that was cancelled, expired or displaced, from any position."""
         self._now = now
         flow = entry.place
         before = self._head(flow)
@@ -274,7 +274,7 @@ class Band:
         if fairness.ranks:
             try:
                 share.meet(self._ledger)  # type: ignore[attr-defined]
-            # FAIL-OPEN: without the other shards, the share works with what this worker sees.
+            # FAIL-OPEN: without the other shards, this shard computes shares from what its own worker sees.
             except Exception as problem:
                 self._fairness_breaker.failed(problem, self._now)
         return share
@@ -321,7 +321,7 @@ class Band:
                 self._replace_share(problem)
 
     def _replace_share(self, problem: Exception) -> None:
-        """FAIL-OPEN: replaces a share that raised, because it may have lost track of a flow. The new share gets all flows that wait."""
+        """FAIL-OPEN: replaces a share that raised, which may have lost track of a flow. The new share gets all flows that wait."""
         self._fairness_breaker.failed(problem, self._now)
         try:
             self._share = self._make_share()

@@ -1,7 +1,7 @@
 """Flow control of one worker: a request enters by `passes` or `enqueue_and_wait` and ends with exactly one `Outcome`.
 
-Read top to bottom. A request passes if nothing waits in any shard and the gate has room: no future, no timer, no queue. Otherwise it joins
-the queue of its flow and awaits a future. One of four calls sets the future, once:
+Read this module from top to bottom. A request passes if nothing waits in any shard and the gate has room: no future, no timer, no queue.
+Otherwise it joins the queue of its flow and awaits a future. One of four calls sets the future, once:
 
     cycle       dispatches as long as there is room
     sweep       ends requests past their TTL
@@ -78,9 +78,11 @@ class FlowController:
         self.waiting_bytes = 0
 
     def passes(self, priority: int, now: float) -> bool:
-        """Returns whether a request of this priority may go to an endpoint at once. Does not call the observer. `now`: monotonic seconds.
+        """Returns whether a request of this priority may go to an endpoint at once. This call does not reach the observer. `now`: monotonic
+        seconds.
 
-        If so, the caller must call `settled` once: when an endpoint is chosen, or when the request ends without an endpoint.
+        If the result is True, the caller must call `settled` once: when an endpoint is chosen, or when the request ends without an
+        endpoint.
         """
         if self.waiting or self._closed or self._peers.waiting():
             return False
@@ -93,7 +95,7 @@ class FlowController:
         return True
 
     async def enqueue_and_wait(self, item: Item) -> Outcome:
-        """Returns DISPATCHED once the request may go to an endpoint: at once if it `passes`.
+        """Returns DISPATCHED once the request may go to an endpoint, which is at once if it `passes`.
 
         The caller must then call `settled`, as after `passes`. Raises Undispatched (`epp.flow.outcomes`).
         """
@@ -194,7 +196,8 @@ class FlowController:
     def cycle(self) -> None:
         """Dispatches as long as there is room: bands by rank, flows by fairness.
 
-        A band for which the gate has no room blocks all bands below it. A band whose fairness policy holds requests back does not.
+        A band for which the gate has no room blocks all bands below it. But a band whose fairness policy holds requests back does not block
+        others.
         """
         if self.waiting:
             now = self._now()
@@ -283,7 +286,7 @@ class FlowController:
         """Ends an entry because the caller that waited for it has left."""
         if entry.outcome is None:
             self._evict(entry, Outcome.EVICTED_CONTEXT_CANCELLED, self._now())
-        elif entry.outcome is Outcome.DISPATCHED:  # the caller left after the dispatch and before it learned of it
+        elif entry.outcome is Outcome.DISPATCHED:  # the client left after the dispatch, and did not learn of the dispatch
             self.settled(placed=False)
 
     def _evict(self, entry: Entry, outcome: Outcome, now: float) -> None:
@@ -326,7 +329,7 @@ class FlowController:
     # Configuration.
 
     def provision(self, priorities: Collection[int]) -> None:
-        """Takes over which priorities objectives have, and creates the missing bands. A band that neither the plan nor an objective needs
+        """Takes over the priorities of all objectives, and creates the missing bands. A band that neither the plan nor an objective needs
         is removed once it is empty."""
         self._provisioned = tuple(priorities)
         self._registry.provision(priorities)

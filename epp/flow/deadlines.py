@@ -80,7 +80,7 @@ class Deadlines:
         return min(max(entry.arrival, self._since) + ttl_s, entry.last_s)
 
     def expired(self, now: float) -> list[Entry]:
-        """Returns entries past their TTL, found in at most STEPS_MAX steps. They still wait; the caller must end them."""
+        """Returns entries past their TTL, found in at most STEPS_MAX steps. The entries still wait, and the caller must end them."""
         heap = self._heaps[self.empty]
         ended: list[Entry] = []
         for _ in range(STEPS_MAX):

@@ -1,4 +1,5 @@
-"""Decides about displacement over all shards: if an arrival exceeds the global limits, which shards free how much. Ends no request itself.
+"""Decides about displacement over all shards: if an arrival exceeds the global limits, which shards free how much room. The module itself
+ends no request.
 
 Only bands of strictly lower priority give way, the lowest band first. Within a band the shard with the most bytes gives way
 first. In a shard, the band's displacement policy chooses the items. If all lower bands together are not enough, no item gives way.
@@ -27,7 +28,7 @@ class Holding(NamedTuple):
 
 
 def holdings_of(bands: Iterable[Band], peers: Peers) -> tuple[list[Holding], int, int]:
-    """Returns what waits in all shards. Also returns how many requests and bytes other shards must displace already.
+    """Returns what waits in all shards. Also returns how many requests and bytes other shards have still to displace.
 
     `bands`: the bands of this shard.
     """

@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple
 
 from epp.request.flows import FlowKey, rank
 
-REVOCATIONS_MAX: Final = 2  # per decision; few, because the mean share of a request may be far from that of the victim
+REVOCATIONS_MAX: Final = 2  # limit per decision; it is small, because the victim's share of the load may be far from the mean share
 CONFIRM_S: Final = 10.0  # after this time a revocation counts as done although its stream has not ended
 GRACE_COUNTED_S: Final = 0.010  # how long after a revocation to wait if the detector counts requests in flight
 GRACE_MARGIN_S: Final = 0.250  # added to scrape interval and scrape time if the detector reads scraped metrics
@@ -48,7 +48,7 @@ class Victims:
     def __init__(self, evictable: Callable[[FlowKey], bool], key: Callable[[FlowKey, float], Any]) -> None:
         self._evictable = evictable
         self._key = key
-        self._heap: list[tuple[Any, int, Victim]] = []  # entries of victims that left are void, and few
+        self._heap: list[tuple[Any, int, Victim]] = []  # entries of victims that left stay in the heap as void entries; there are few
         self._count = 0
         self._entered = 0
 
@@ -95,12 +95,13 @@ class Victims:
 
 
 class BestVictim(NamedTuple):
-    """Holds what one worker shows to the others. `evictable`: number of its victims. `priority`, `dispatched_at`: of the best victim."""
+    """Holds what one worker shows to the others. `evictable`: number of its victims. `priority`, `dispatched_at`: the priority and the
+    dispatch time of the best victim."""
 
     evictable: int = 0
     priority: int = 0
     dispatched_at: float = 0.0
-    busy_until: float = 0.0  # until when its revocations are under way, unless they are confirmed earlier
+    busy_until: float = 0.0  # until when the revocations are under way, unless they are confirmed earlier
 
 
 class WaitingBand(NamedTuple):
@@ -111,7 +112,7 @@ class WaitingBand(NamedTuple):
 
 
 class Step(NamedTuple):
-    """The result of `Reclamation.look`: the number of requests revoked here, or the ordinal of the worker to wake, or -1."""
+    """The result of `Reclamation.look`: the number of requests that this worker revoked, or the ordinal of the worker to wake, or -1."""
 
     revoked: int = 0
     wake: int = -1
@@ -211,8 +212,8 @@ class Reclamation:
         if not 0 < credit < math.inf:
             return 0
         self.target = saturation - band.ceiling
-        # A request is dispatched only while the saturation is strictly below the ceiling. So a saturation equal to the ceiling costs one
-        # victim.
+        # A request is dispatched only while the saturation is strictly below the ceiling. So a saturation equal to the ceiling needs
+        # a victim.
         wanted = min(max(1, math.ceil(self.target / credit)), REVOCATIONS_MAX)
         revoked = 0
         while revoked < wanted:
@@ -230,7 +231,7 @@ class Reclamation:
         return revoked
 
     def _expire(self, now: float) -> None:
-        """Counts an unconfirmed revocation as done after CONFIRM_S, and forgets revocations that show in the saturation by now."""
+        """After CONFIRM_S, treats an unconfirmed revocation as done, and forgets revocations that show in the saturation by now."""
         if self._unconfirmed:
             late = [victim for victim, (_, at) in self._unconfirmed.items() if now - at >= CONFIRM_S]
             for victim in late:

@@ -15,7 +15,7 @@ Report = Callable[[str, Exception], None]
 
 
 class FailureBreaker:
-    """Counts the failures of one policy instance in one band. Trips when there are too many in a short time."""
+    """Counts the failures of one policy instance in one band, and trips when there are too many in a short time."""
 
     __slots__ = ("_failures", "_name", "_report", "tripped")
 
@@ -33,7 +33,7 @@ class FailureBreaker:
 
 
 class Unranked:
-    """The sort key of an item for which the ordering policy failed. It sorts after all other keys; such keys sort by arrival."""
+    """The sort key of an item for which the ordering policy failed. It sorts after all other keys; several such keys sort by arrival."""
 
     __slots__ = ("_arrival",)
 

@@ -1,4 +1,4 @@
-"""A queue in order of arrival. The plugin `fifo-queue` uses it, and it replaces a queue that failed."""
+"""A queue in order of arrival. The plugin `fifo-queue` uses it, and it also replaces a queue that failed."""
 
 from collections import OrderedDict
 from collections.abc import Iterable

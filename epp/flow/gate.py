@@ -1,4 +1,4 @@
-"""Decides whether the pool has room for one more request of a band: fast, and without overshooting the ceiling.
+"""Decides, fast and without overshooting the ceiling, whether the pool has room for one more request of a band.
 
 A reading (detector over all endpoints, then the usage limits) costs about 10 us. It is kept for 1 ms, or for 10 ms while the
 saturation is far below all ceilings. In between, each request that *any* shard has let through since the reading adds `step`, so that
@@ -28,7 +28,7 @@ KEPT_S: Final = 0.001
 KEPT_FAR_S: Final = 0.010
 FAR: Final = 0.5  # a saturation below this share of the lowest ceiling is far below it
 DIGITS: Final = 9  # saturations are sums of fractions; rounding makes an exactly full pool compare as full
-ROUNDED: Final = 1e-9  # rounding to DIGITS moves a number by less than this; the gate skips it (1 us) where it cannot matter
+ROUNDED: Final = 1e-9  # rounding to DIGITS moves a number by less than this; the gate rounds (1 us) only where that matters
 UNKNOWN: Final = PoolLoad(saturation=0.0, step=1e-12)  # a tiny step: 0 would mean "unknown", one request at a time
 
 
@@ -74,7 +74,7 @@ class PoolGate:
         ceiling = self._ceilings[priority]
         estimate = self._base + moved * self._load.step
         full = moved and estimate > ceiling - ROUNDED and round(estimate, DIGITS) >= ceiling
-        # Requests that ended since the reading matter only if the gate is closed: only then read again because of them.
+        # Requests that ended since the reading matter only if the gate is closed, so read again only then.
         if full or (self._freed and (self._load.empty or self._base >= ceiling)):
             self._measure()
             ceiling = self._ceilings[priority]
@@ -90,7 +90,7 @@ class PoolGate:
 
     def _measure(self) -> None:
         probe = self._probe
-        # Read this before the load: so a request may count twice, but none is missed.
+        # Read this before the load: then a request may be counted twice, but none is missed.
         self._dispatched = probe.dispatched()
         pending = self._pending = probe.pending()
         try:

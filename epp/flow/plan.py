@@ -1,7 +1,7 @@
 """The compiled configuration of flow control: immutable, created before the fork, the same in all workers.
 
-It holds plugin instances and numbers. The code that reads the configuration sets the defaults. `math.inf` stands for an endless
-duration, 0 for no limit.
+It contains plugin instances and numbers. The code that reads the configuration sets the defaults. `math.inf` means an endless duration, and
+0 means no limit.
 """
 
 from collections.abc import Collection, Iterator
@@ -18,7 +18,7 @@ class BandPlan:
     """Configures one band: its limits over all shards, its TTL (seconds) and its policies."""
 
     priority: int
-    max_requests: int  # > 0: a band is always bounded
+    max_requests: int  # above 0, because a band always has a limit
     max_bytes: int  # > 0
     request_ttl_s: float | None  # None for the global TTL; inf if requests never expire
     queue: points.FlowQueue
@@ -31,7 +31,7 @@ class BandPlan:
 class FlowPlan:
     """Configures flow control as a whole.
 
-    `bands` are the configured bands. The templates serve for band 0 and for bands that are created for objectives.
+    `bands` are the configured bands. The templates apply to band 0 and to bands that are created for objectives.
     """
 
     bands: tuple[BandPlan, ...]

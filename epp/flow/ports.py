@@ -1,4 +1,4 @@
-"""The interfaces that flow control needs: `workers/worker/flow` implements these protocols, and the simulation fakes them.
+"""The interfaces that flow control needs: `workers/worker/flow` implements these protocols, and the simulation has fakes of them.
 
     Probe     how full the pool is, by the configured detector; read by `epp/flow/gate.py`
     Gate      whether there is room for one more request
@@ -6,8 +6,9 @@
     Future    what a waiting request awaits
     Observer  counts what flow control does
 
-One writer per word: a shard publishes only its own words. It demands something of other shards by counters that only it writes. No
-call blocks or raises. Each worker has one shard. A *serving* shard has its `serving` word set; the words of the others are ignored.
+One writer per word: a shard publishes only its own words. To demand something of another shard, it increments a counter that only it
+writes. No call blocks or raises. Each worker has one shard. A *serving* shard has its `serving` word set; the words of the others are
+ignored.
 """
 
 from collections.abc import Generator, Mapping, Sequence
@@ -40,7 +41,7 @@ class Probe(Protocol):
         """
 
     def pending(self) -> int:
-        """Returns how many requests serving shards have let through that have no endpoint yet. Such requests do not count as in flight."""
+        """Returns how many requests serving shards have let through that have no endpoint yet. They are not yet counted as in flight."""
 
 
 class Reading(NamedTuple):
@@ -66,7 +67,7 @@ class Gate(Protocol):
         """Returns the present reading. Reads the pool again if the reading is older than 1 ms or may be wrong."""
 
     def freed(self) -> None:
-        """Call this when a request in flight has ended: the last reading is then too high."""
+        """Call this when a request in flight has ended, because the last reading is then too high."""
 
     def bands(self, priorities: Sequence[int]) -> None:
         """Sets the bands that exist from now on, the most important first."""
@@ -109,7 +110,7 @@ class Peers(Protocol):
     Displacement works by counters that continue over a restart. Each shard counts how much it has *ever* demanded of each other shard in
     each band. Each shard also counts, per band, how much it has *ever* answered of what was demanded of it. All shards can see these
     counters; the outstanding demand on a shard is the sum of the demands minus what the shard has answered. When a process takes over a
-    shard, all demands on its predecessor count as answered.
+    shard, all demands on its predecessor are treated as answered.
     """
 
     # What the other shards show.
@@ -149,7 +150,7 @@ class Peers(Protocol):
         """Returns the positions of the flows of one band, over all shards."""
 
     def demands(self) -> Sequence[Wanted]:
-        """Returns what this shard has to displace now, over all bands. Usually empty; then the call must be cheap."""
+        """Returns what this shard has to displace now, over all bands. Usually this is nothing, and then the call must be cheap."""
 
     # What this shard shows and sends.
 
@@ -182,7 +183,8 @@ class Peers(Protocol):
 
 
 class Future(Protocol):
-    """What a waiting request awaits; `asyncio.Future` fits. It is set only once. Setting it resumes the request later, not at once."""
+    """The object that a waiting request awaits; `asyncio.Future` is one. It is set only once. Setting it resumes the request later, not at
+    once."""
 
     def __await__(self) -> Generator[Any, None, Any]: ...
     def set_result(self, result: Any, /) -> None: ...

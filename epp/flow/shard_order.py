@@ -1,17 +1,18 @@
 """Decides which shard goes first when there is room for one request and requests wait in several workers.
 
-Room is global, so without an order the first shard that looks would take all. Before a shard serves a request, it looks at the heads of
-the other shards (most important band, claim). Another shard goes first if its band is more important. In the same band, another shard
-goes first if its claim is smaller by more than the band's tolerance. The shard that looks then wakes the other one and leaves the room to
-it. A claim is a time in seconds, or a position in the unit of the band's fairness policy (`Band.claim`).
+All workers share the room, so without an order the first shard that looks would take all of it. Before a shard serves a request, it looks
+at the heads of the other shards (most important band, claim). Another shard goes first if its band is more important. In the same band,
+another shard goes first if its claim is smaller by more than the band's tolerance. The shard that looks then wakes the other one and leaves
+the room to it. A claim is a time in seconds, or a position in the unit of the band's fairness policy (`Band.claim`).
 
 Room must not stay unused. So a shard that lets nothing through for `PATIENCE_S` after it was woken is *stuck*, and is ignored until it
-lets a request through. A shard that leaves room to a third shard meanwhile counts as stuck only after `YIELDING_S`. A shard that lets
+lets a request through. If such a shard leaves room to a third shard meanwhile, it is stuck only after `YIELDING_S`. A shard that lets
 nothing through after a wake is woken again after `REPEAT_S`.
 
-Other replicas of the picker go first only if they have a more important waiting band; claims cannot be compared. Nothing can wake replicas,
-and what they do shows later. So they are stuck if they let no request through for `ELSEWHERE_S`, until they let one through. At first
-they are stuck for at most `ELSEWHERE_REST_S`; then they get another `ELSEWHERE_S`. Each such rest is twice as long, up to a limit.
+Other replicas of the picker go first only if they have a more important waiting band; claims cannot be compared. Replicas cannot be woken,
+and what they do becomes known later. So replicas are stuck if they let no request through for `ELSEWHERE_S`, until they let one through. At
+first they stay stuck for at most `ELSEWHERE_REST_S`, and then they get another `ELSEWHERE_S`. Each further such period is twice as long, up
+to a limit.
 """
 
 from collections.abc import Sequence
@@ -21,12 +22,12 @@ from epp.flow.ports import Elsewhere, Head, Peers
 from epp.request.flows import rank
 
 PATIENCE_S = 0.010
-# A shard that leaves room to a third one gives it PATIENCE_S, too. Added are three looks, which are 5 ms apart.
+# The other shard may itself give PATIENCE_S to a third one. Three looks, 5 ms apart, are added.
 YIELDING_S = 0.025
 REPEAT_S = 0.005
 ELSEWHERE_S = 0.050
 ELSEWHERE_REST_S, ELSEWHERE_REST_S_MAX = 0.100, 1.6
-FORGOTTEN_S = 0.020  # another shard that was not ahead of this one for this long gets its full PATIENCE_S again
+FORGOTTEN_S = 0.020  # if another shard was not ahead of this one for this long, it gets its full PATIENCE_S again
 
 
 class _Watched:
@@ -82,12 +83,12 @@ class ShardOrder:
             self._elsewhere = None
 
     def show_head(self, bands: Sequence[Band], now: float) -> None:
-        """Publishes this shard's head: its most important waiting band and that band's claim. Does nothing while there is one shard only.
+        """Publishes this shard's head: its most important waiting band and that band's claim. Does nothing while there is only one shard.
 
         The claim also changes when other shards dispatch requests of the same flows. A shard that leaves room to another one publishes its
         head again, so that no two shards wait for each other. In other cases an outdated claim costs at most one needless wake.
 
-        `bands`: those of this shard, the most important first.
+        `bands`: the bands of this shard, the most important first.
         """
         if not self.head_moved:
             return

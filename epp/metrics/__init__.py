@@ -1,7 +1,7 @@
 """Declarations of all metrics: names, labels, buckets, help texts, and older names for existing dashboards.
 
-Names, labels and buckets follow the reference picker, so that its dashboards carry over. Each module has the families that keep their
-values in the same way:
+Names, labels and buckets follow the reference picker, so that its dashboards carry over. Each module has the families whose values are kept
+in the same way:
 
     areas          in areas of shared memory; label values are known before the fork, or there are no labels
     series         in tables of shared memory; label values come with the requests, one block of values per label tuple
@@ -59,9 +59,10 @@ def histogram(name: str, help: str, buckets: tuple[float, ...]) -> Metric:
 class Group(NamedTuple):
     """Joins metrics with the same labels. A worker has at most `blocks` label tuples, each with one block of values.
 
-    `page_bytes`: how many bytes of the metrics page the metrics may take; 0 for any number. `at_once`: names that clients choose count as
-    soon as they are seen, not only after a request with the name was served. `ages`: tuples that count nothing for a while give their
-    blocks to new tuples, so a writer must forget a block when `SeriesWriter.epoch` changes. `pooled`: whether the metrics are per pool.
+    `page_bytes`: how many bytes of the metrics page the metrics may take; 0 for any number. `at_once`: names that clients choose get a
+    series as soon as they are seen, not only after a request with the name was served. `ages`: tuples that count nothing for a while give
+    their blocks to new tuples, so a writer must forget a block when `SeriesWriter.epoch` changes. `pooled`: whether the metrics are per
+    pool.
 
     Gauges are stored as whole numbers of `1 / parts`. With `weighed`, the group has two gauges: the page shows the first divided by the
     second, for label tuples where the second is not 0.
@@ -81,7 +82,8 @@ class Group(NamedTuple):
     pooled: bool = True
 
     def by_pool(self, pools: int) -> "Group":
-        """Returns the group with a label for the pool and room for some tuples of each pool; itself if it has one or is not `pooled`."""
+        """Returns the group with a label for the pool and room for some tuples of each pool; the group itself if it has such a label or is
+        not `pooled`."""
         if OF_POOL in self.labels or not self.pooled:
             return self
         return self._replace(labels=(*self.labels, POOL), blocks=max(self.blocks, BLOCKS_PER_POOL * pools))

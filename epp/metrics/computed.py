@@ -76,7 +76,7 @@ POOL_HEADROOM = gauge(
     "1 - work / what the ready replicas do at the target: 1 is idle, 0 is at the target, below 0 are too few replicas.",
     "name",
 )
-# Of the learned latency model, which has figures once it has learned from an answer
+# metrics of the learned latency model, which has figures once it has learned from an answer
 BY_ENDPOINT = ("name", "model_server_endpoint")
 LEARNED_ERRORS = histogram(
     "learned_latency_error_ratio", "Error of the predicted time to the first token, divided by the observed time.", buckets.RELATIVE_ERROR

@@ -1,8 +1,8 @@
 """Decides which of the label values that clients choose get their own series: values of requests that a model server has served.
 
-A model's name or a fairness id counts as `OTHER` until a request with it is served. So a client that is refused, or gets an error, cannot
-make a series. A series that has counted nothing for a while gives its room to a new one (`shm.series`). If there is no room, a tuple
-counts without its fairness id, or, as the last resort, as `OTHER`.
+Until a model server has served a request with a model's name or a fairness id, that name or id is counted as `OTHER`. So a client that is
+refused, or gets an error, cannot make a series. A series that has counted nothing for a while gives its room to a new one (`shm.series`).
+If there is no room, a tuple is counted without its fairness id, or, as the last resort, as `OTHER`.
 """
 
 from collections.abc import Callable, Iterable
@@ -14,7 +14,7 @@ NAMES_MAX: Final = 1000
 PINNED_MAX: Final = 16384
 FAIRNESS_ID: Final = "fairness_id"
 MODEL_LABELS: Final = ("model_name", "target_model_name", "target_model")
-PLAIN: Final = ("", OTHER, NO_FAIRNESS_ID)  # values that no client has invented
+PLAIN: Final = ("", OTHER, NO_FAIRNESS_ID)  # values that the picker sets itself, so that they need no cap
 
 Labels = tuple[str, ...]
 
@@ -22,7 +22,7 @@ Labels = tuple[str, ...]
 class LabelCaps:
     """Remembers the names of requests that were served: the last NAMES_MAX models and fairness ids.
 
-    Models that operators name (`pin`) always count as themselves.
+    Models that operators name (`pin`) always keep their names.
     """
 
     def __init__(self, names_max: int = NAMES_MAX) -> None:
@@ -73,7 +73,7 @@ class LabelCaps:
 
 
 class GroupNames:
-    """The `Names` of one table (`shm.series`)."""
+    """Decides under which names one table counts (the `Names` of `shm.series`)."""
 
     def __init__(self, caps: LabelCaps, labels: Labels) -> None:
         """`labels`: the names of the table's labels."""
@@ -82,7 +82,7 @@ class GroupNames:
         self._coarse = coarse(labels)
 
     def fold(self, labels: Labels) -> Labels:
-        """Returns the tuple as which a tuple counts: with `OTHER` for each name of which no request was served."""
+        """Returns the tuple under which a tuple is counted: `OTHER` replaces each name with which no request was served."""
         caps = self._caps
         return tuple(
             [
@@ -92,7 +92,7 @@ class GroupNames:
         )
 
     def coarse(self, labels: Labels) -> Labels:
-        """Returns the tuple that counts instead if there is no room."""
+        """Returns the tuple that is counted instead if there is no room."""
         return self._coarse(labels)
 
     def recall(self, labels: Labels) -> None:
@@ -102,7 +102,8 @@ class GroupNames:
 
 
 class AtOnce(GroupNames):
-    """Names each tuple at once, for gauges. These fall to 0 again and then give up their room."""
+    """Gives each tuple of gauges its own name at once, before any request was served. Gauges fall to 0 again, and their tuples then give up
+    their room."""
 
     def fold(self, labels: Labels) -> Labels:
         return labels

@@ -1,7 +1,7 @@
 """Metric families with label values from requests: one `Group` per set of labels.
 
-Writers name a value by its group in this module, and a histogram of `REQUEST_FIGURES` by its index (DURATION and the following names).
-Counters that plugins declare get groups, too (`epp.metrics.catalogue.plugin_groups`).
+Code that counts names a value by its group in this module, and a histogram of `REQUEST_FIGURES` by its index (DURATION and the following
+names). Counters that plugins declare get groups, too (`epp.metrics.catalogue.plugin_groups`).
 """
 
 from epp.metrics import PLUGIN_LABELS, Group, Labelled, buckets, counter, gauge, histogram

@@ -59,7 +59,7 @@ class TokenWeightedParameters(msgspec.Struct, frozen=True, forbid_unknown_fields
 INFLIGHT_COUNTS_WITH: Final = dict.fromkeys(("outputRatio", "maxEstimatedOutputTokens"), ("addEstimatedOutputTokens", (True,)))
 Count = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 Percentile = Annotated[int, msgspec.Meta(ge=1, le=99)]
-BLOCK_TOKENS_MAX: Final = 1 << 20  # with larger blocks, no prompt would have a whole block
+BLOCK_TOKENS_MAX: Final = 1 << 20  # if blocks were larger, no prompt would have a whole block
 BLOCK_TOKENS_DEFAULT: Final = 16  # the reference picker's default; this picker uses BLOCK_TOKENS_MIN instead
 LRU_CAPACITY: Final = 31250
 
@@ -96,7 +96,7 @@ class HubObserverParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=T
     interval_duration: The time between two computations of the percentiles.
     max_observation_age: How old a recent request may be.
     max_requests: How many of the newest requests are recent; at most windowSize.
-    min_requests: With fewer requests, an endpoint is cold. With fewer recent requests, its points of low and typical load do not count.
+    min_requests: With fewer requests, an endpoint is cold. With fewer recent requests, its points of low and typical load are ignored.
     low_percentile: The percentile of the point of low load; below typicalPercentile.
     typical_percentile: The percentile of the point of typical load.
     window_size: How many requests are remembered per endpoint.
@@ -166,8 +166,9 @@ class UtilizationParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=T
     kv_cache_util_threshold: Share of the KV cache at which an endpoint is full.
     metrics_staleness_threshold: The age up to which metrics are fresh for this detector, as a duration. Empty: the picker's limit.
     headroom: How far above a threshold the filter still keeps an endpoint, 0.2 for 20 %.
-    staleness_policy: How a stale or unknown endpoint counts. Empty, the default: by its requests in flight. `saturated`: as full, as in the
-    reference picker; dispatch then stops when all scrapes fail. `ignore`: not at all; if all endpoints are stale, the saturation is 0.
+    staleness_policy: How full a stale or unknown endpoint is taken to be. Empty, the default: as full as its requests in flight make it.
+    `saturated`: full, as in the reference picker; dispatch then stops when all scrapes fail. `ignore`: the endpoint is left out; if all
+    endpoints are stale, the saturation is 0.
     """
 
     queue_depth_threshold: Annotated[int, msgspec.Meta(gt=0), tuned(1, 256)] = 5
@@ -198,8 +199,8 @@ class ActiveRequestsParameters(msgspec.Struct, frozen=True, forbid_unknown_field
 class LearnedLatencyScorerParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
     """Whose predictions count, and how often other endpoints are tried.
 
-    exploration_rate: The share of requests for which all endpoints count as equal if their first token is expected within 1.5 times the
-    shortest time.
+    exploration_rate: The share of requests for which all endpoints whose first token is expected within 1.5 times the shortest time are
+    equal.
     learned_latency_producer_name: The producer of the predictions to read.
     """
 
@@ -221,7 +222,7 @@ class PrefixCacheParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=T
 
 
 class TokenLoadParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """What counts as full.
+    """When an endpoint is full.
 
     queue_threshold_tokens: The load that scores 0; 0 or less means the default.
     in_flight_load_producer_name: A listed `inflight-load-producer`. The name changes nothing: the picker counts the load for all plugins.

@@ -17,7 +17,7 @@ class HeaderSelection(Filter, Scorer):
     """Keeps the endpoints that the header `test-epp-endpoint-selection` lists, and scores them in that order. For tests only.
 
     The header lists `ip` or `ip:port`, separated by commas. An entry without a port means the last endpoint with that IP. If several
-    entries name endpoints with one IP, only the first of these entries counts. Without the header no endpoint is kept.
+    entries name endpoints with the same IP, only the first of these entries has an effect. Without the header no endpoint is kept.
     """
 
     def keep(self, request: Request, candidates: Candidates, profile: Profile) -> Mask:

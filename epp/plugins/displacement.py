@@ -59,7 +59,7 @@ def _most(flows: Iterable[FlowView]) -> FlowView | None:
 
 @plugin("largest-displacement-policy")
 class Largest(MostBytes):
-    """Displaces the largest item of the flow with the most queued bytes. Among equally large items, displaces the newest."""
+    """Displaces the largest item of the flow with the most queued bytes. If several are equally large, displaces the newest of them."""
 
     queue_needs = Capability.SCAN
 

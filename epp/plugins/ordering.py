@@ -46,7 +46,7 @@ class SloDeadline(OrderingPolicy):
 
 
 def objective_s(headers: Mapping[str, str]) -> float:
-    """Returns the objective in seconds; infinite without an objective. An older header counts only if the current one is missing."""
+    """Returns the objective in seconds; infinite without an objective. An older header is read only if the current one is missing."""
     for name in TTFT_HEADERS:
         text = headers.get(name)
         if text is not None:

@@ -2,8 +2,8 @@
 
 Prefill and decode servers of different revisions may not understand each other's KV cache.
 
-Rules, names and defaults are those of the reference picker. Only pods of the pool count. A pod with several ports counts once. Pods that
-are down count only if no revision has all required roles without them.
+Rules, names and defaults are those of the reference picker. Only pods of the pool are considered. A pod with several ports is counted once.
+Pods that are down are considered only if, without them, no revision has all required roles.
 """
 
 import random
@@ -38,7 +38,7 @@ Name = Annotated[str, msgspec.Meta(min_length=1)]
 
 
 class Scope(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """The pods that count.
+    """The pods that are considered.
 
     label_selector: A label selector of Kubernetes, as text, such as `disaggregatedset.x-k8s.io/name=my-set`.
     """
@@ -89,9 +89,9 @@ class RevisionGating(msgspec.Struct, frozen=True, forbid_unknown_fields=True, re
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """Which pods count, which headers choose endpoints, and how a revision is chosen.
+    """Which pods are considered, which headers choose endpoints, and how a revision is chosen.
 
-    scope: The pods that count.
+    scope: The pods that are considered.
     revision_gating: How a revision is chosen.
     header_selectors: Headers that choose endpoints.
     """
@@ -131,7 +131,8 @@ class Labelled:
 
 @plugin("disaggregatedset-rollout-screener")
 class RolloutScreener(Screener, ResponseReceived):
-    """Gives all profiles the endpoints of one revision of a DisaggregatedSet. Draws the revision in proportion to numbers of pods.
+    """Gives all profiles the endpoints of one revision of a DisaggregatedSet. The revision is drawn in proportion to the number of its
+    pods.
 
     A revision without a pod of each required role gets no request. A request with a strict header gets the endpoints that its header
     names, from all revisions with all required roles. If no endpoint is left, the request is refused with 503.
@@ -189,7 +190,8 @@ class RolloutScreener(Screener, ResponseReceived):
         return mask
 
     def _gated(self, candidates: Candidates, *, pick: bool) -> Mask:
-        """Returns a mask of candidates: those of one drawn revision or, if `pick` is False, of all revisions with all required roles."""
+        """Returns a mask of candidates: those of one revision, which is drawn, or, if `pick` is False, those of all revisions with all
+        required roles."""
         shares = self.shares(candidates.snapshot)
         served = {r: mask for r in shares if (mask := self._revisions.among(candidates, r)).any()}
         if not served:

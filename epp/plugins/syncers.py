@@ -22,7 +22,7 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
     password_env: The environment variable with the password.
     password_file: The file with the password.
     db: The number of the database.
-    state_ttl: How long the state of a replica counts without news.
+    state_ttl: How long the state of a replica is valid without news.
     coordination_ttl: How long agreements of replicas about one request are kept.
     ttl: The older form of `coordination_ttl`.
     """

@@ -18,7 +18,7 @@ PEER = Datum("peer-endpoint", Endpoint, per_profile=True)
 class FollowsPeer(Plugin):
     """Finds host, rack, zone and region of endpoints by their labels.
 
-    The topology-extractor `topology_producer_name` names the labels; without an extractor, they are those of Kubernetes.
+    The topology-extractor `topology_producer_name` names the labels; without an extractor, the labels are those of Kubernetes.
     """
 
     optional = (PEER,)
@@ -71,7 +71,7 @@ class TopologyAffinityFilter(FollowsPeer, Filter):
         return np.ones(len(candidates), dtype=np.bool_)
 
 
-SCORES = np.array((1.0, 0.20, 0.05, 0.02, 0.0))  # same host, rack, zone, region, none of these
+SCORES = np.array((1.0, 0.20, 0.05, 0.02, 0.0))  # in this order: same host, same rack, same zone, same region, none of these
 
 
 class ScorerParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):

@@ -58,8 +58,8 @@ class SoftReflective(UsageLimitPolicy):
     """Slows lower bands down as the pool fills; the highest band always has the ceiling 1.
 
     The band with rank i of N has the limit 1 - i x saturation / (N - 1); rank 0 is the highest band. While the saturation is below this
-    limit, the band is served (ceiling 1). If the saturation is 1 or more, the band is not served (ceiling 0). In between, it is served at
-    one of round(saturation / (1 - saturation)) readings of the saturation, the same reading for all such bands.
+    limit, the band is served (ceiling 1). If the saturation is 1 or more, the band is not served (ceiling 0). In between, the band is
+    served at one of round(saturation / (1 - saturation)) readings of the saturation; this is the same reading for all such bands.
     """
 
     Params = NoParameters

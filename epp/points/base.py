@@ -47,7 +47,7 @@ class PrefixIndex(Protocol):
         """
 
     def forget(self, hashes: Hashes, owner: int) -> None:
-        """Undoes `learn`: `owner` does not cache these blocks after all. Never waits."""
+        """Undoes `learn`, because `owner` does not cache these blocks after all. Never waits."""
 
 
 class Prefills(Protocol):
@@ -57,7 +57,7 @@ class Prefills(Protocol):
     """
 
     def begins(self, hashes: Hashes, owner: int, known: int, tokens: float, now: float) -> int:
-        """Shows that a prompt is sent to `owner` now. Returns the number for the call of `ends`.
+        """Shows that a prompt is sent to `owner` now. Returns the number to pass to `ends`.
 
         `known`: how many leading blocks the owner caches already. `tokens`: how many prompt tokens the owner has to compute.
         """
@@ -80,7 +80,7 @@ class HeldView(NamedTuple):
     its matches are not precise; "" if they are precise.
     `block_tokens`: per endpoint, the tokens per block; 0 if unknown. `sizes`: the different `block_tokens` of the followed endpoints, the
     most frequent first; empty if no endpoint is followed.
-    `adapters`: the LoRA adapters that KV events have named, as words (`epp.prefix.held.adapter_word`).
+    `adapters`: the LoRA adapters that KV events have named, as hash words (`epp.prefix.held.adapter_word`).
     """
 
     sizes: Sequence[int]
@@ -115,7 +115,7 @@ class HeldBlocks(Protocol):
 
 
 class Learning(Protocol):
-    """Knows what answers have taught about the latencies of endpoints. One process learns, all workers predict."""
+    """Knows what answers have taught about the latencies of endpoints. One process learns, and all workers predict."""
 
     def model(self) -> LatencyModel:
         """Returns the present model, to predict with. Only `learn_first` and `learn_token` may change it."""
@@ -123,23 +123,24 @@ class Learning(Protocol):
     def starts(self) -> NDArray[np.float64]:
         """Returns since when each endpoint has worked on its first prompt without a first token, in monotonic seconds; 0 if not known.
 
-        float64, shape (workers, CELLS, slots). The newest value of a slot counts. The other cells are those of `follows` and `counts`.
+        float64, shape (workers, CELLS, slots). For each slot, the newest value is valid. The methods `follows` and `counts` describe the
+        other cells.
         """
 
     def begins(self, slot: int, now: float) -> None:
-        """Records that the endpoint begins with a prompt now: another prompt got its first token, or the endpoint had no prompt."""
+        """Records that the endpoint starts to compute a prompt now: another prompt got its first token, or the endpoint had no prompt."""
 
     def follows(self, slot: int, tokens: float) -> None:
-        """Records that a prompt of so many tokens was sent to an endpoint that works on others since its last start, without this one."""
+        """Records that a prompt of so many tokens was sent to an endpoint that, since its last start, works on other prompts."""
 
     def counts(self, slot: int, prompts: int) -> None:
-        """Adds to the number of prompts that have their tokens in INFLIGHT_TOKENS of an endpoint."""
+        """Adds to the number of prompts whose tokens are in INFLIGHT_TOKENS of an endpoint."""
 
     def learn_first(self, seen: FirstToken) -> None:
-        """Reports a time to the first token, as `LatencyModel.learn_first`. Never waits."""
+        """Reports a time to the first token, as does `LatencyModel.learn_first`. Never waits."""
 
     def learn_token(self, slot: int, generation: int, load: float, observed: float, lasted: float) -> None:
-        """Reports a time per output token, as `LatencyModel.learn_token`. Never waits."""
+        """Reports a time per output token, as does `LatencyModel.learn_token`. Never waits."""
 
 
 class Measure(Protocol):
@@ -162,7 +163,7 @@ class Gauge(Protocol):
     def set(self, value: float, *labels: str, weight: float = 1.0) -> None:
         """Sets this worker's value. `labels` are the values of `Metric.labels`, in that order. Digits below 0.000001 are lost.
 
-        `weight`: how much the value counts in the mean over the workers; 0 removes the value from the page.
+        `weight`: the weight of the value in the mean over the workers; 0 removes the value from the page.
         """
 
 
@@ -223,7 +224,8 @@ class Services(Protocol):
         """
 
     def spawn(self, work: Coroutine[Any, Any, Any], timeout_s: float) -> Waiting:
-        """Runs a coroutine beside the requests. After `timeout_s` it is cancelled, and awaiting it raises TimeoutError.
+        """Runs a coroutine concurrently with the requests. After `timeout_s` the coroutine is cancelled, and awaiting it raises
+        TimeoutError.
 
         Work that is never awaited runs to its end; its exception is logged. Raises ProducerFailed if too many coroutines are running,
         or the worker is ending.
@@ -309,7 +311,7 @@ class Plugin:
         """Called once in each worker, after the fork and before the first request. If it raises, the worker does not start."""
 
     def take_over(self, predecessor: "Plugin") -> None:
-        """Called after `start` when the configuration is reloaded. Takes over what the predecessor has learned in this worker.
+        """Called after `start` when the configuration is reloaded. The plugin takes over what the predecessor has learned in this worker.
 
         `predecessor` has the same name and type, but maybe other parameters, and another class if the plugin's file has changed. The
         predecessor still serves requests that began before the reload. Data in shared memory (`Services`) need no takeover.

@@ -6,7 +6,7 @@
 
 Plugin authors import these names from `epp.plugin`. The rules there apply to all extension points, with one difference: an exception
 of these plugins does not fail a request. It is counted, and a plain rule replaces the plugin for that call. A queue or a policy of order,
-fairness or displacement is replaced for good after five exceptions in a minute. If a detector raises, the pool counts as not full. If a
+fairness or displacement is replaced for good after five exceptions in a minute. If a detector raises, the pool is treated as not full. If a
 usage-limit policy raises, all ceilings are 1.
 """
 
@@ -28,7 +28,7 @@ class SaturationDetector(Plugin):
     def saturation(self, candidates: Candidates) -> float:
         """Returns the saturation of the candidates: 0 is idle, 1 is full, more is overloaded. Returns 1 if there is no candidate.
 
-        Count stale and unknown endpoints by their load in flight alone. Then failing scrapes slow dispatch down but never stop it.
+        For stale and unknown endpoints, use only their load in flight. Then failing scrapes slow dispatch down but never stop it.
         """
         raise NotImplementedError
 
@@ -48,7 +48,7 @@ class SaturationDetector(Plugin):
         return 0.0
 
     def stale(self, candidates: Candidates) -> int:
-        """Returns how many candidates count by their load in flight alone, because their values are stale or unknown. For metrics."""
+        """Returns for how many candidates only the load in flight is used, because their values are stale or unknown. For metrics."""
         return 0
 
 
@@ -125,14 +125,14 @@ class FairShare(Protocol):
     def pick(self, now: float) -> FlowView | None:
         """Returns the flow that has the next turn.
 
-        Returns None if no request waits, or all flows are held back. Only `dispatched` ends a turn, `pick` does not.
+        Returns None if no request waits, or all flows are held back. A turn ends with `dispatched`, not with `pick`.
         """
 
     def dispatched(self, flow: FlowView, item: Queued, now: float) -> None:
-        """Called when `item`, the head of `flow`, was dispatched. The call of `changed` follows."""
+        """Called when `item`, the head of `flow`, was dispatched. A call of `changed` follows."""
 
     def forget(self, key: FlowKey) -> None:
-        """Called when the flow was idle for long. The share may drop the flow's state."""
+        """Called when the flow was idle for long. The share may then drop the flow's state."""
 
 
 class Ledger(Protocol):
@@ -143,7 +143,8 @@ class Ledger(Protocol):
     """
 
     def served(self) -> int:
-        """Returns a number that changes when another worker dispatches a request. Otherwise, no value needs to be read again."""
+        """Returns a number that changes when another worker dispatches a request. While the number stays the same, no value needs to be
+        read again."""
 
     def flow_hash(self, flow: FlowKey) -> int:
         """Returns the hash of a flow, the same in all workers."""
@@ -158,7 +159,7 @@ class Ledger(Protocol):
         """Returns the highest position of any flow that another worker shows."""
 
     def backlogged(self) -> int:
-        """Returns the number of waiting flows in that other worker that has the most."""
+        """Returns the number of waiting flows in the other worker that has the most of them."""
 
     def alone(self) -> bool:
         """Returns whether no other worker has a waiting request in this band."""
@@ -188,7 +189,7 @@ class FairnessPolicy(Plugin):
     `isolates`), or when the first request of each flow arrived.
     `holds`: whether the policy's shares may hold requests back. `FairShare.pick` may then return None although requests wait; lower bands
     get their turns, and `pick` is called again soon. No request skips the queue, even if no other request waits.
-    `tolerance`: two claims of different workers that differ by no more than this count as equal. In the unit of `claim`.
+    `tolerance`: two claims of different workers are equal if they differ by no more than this, in the unit of `claim`.
     """
 
     queue_needs: ClassVar[Capability] = Capability.HEAD

@@ -180,7 +180,7 @@ def _name(key: Name) -> str:
 
 
 class _ScopedWait:
-    """Wraps a producer's `Waiting`. Restores `request.data` when the wait is over, with or without an exception."""
+    """Wraps a producer's `Waiting`, and restores `request.data` when the wait is over, with or without an exception."""
 
     __slots__ = ("_data", "_request", "_waiting")
 

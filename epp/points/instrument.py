@@ -77,7 +77,7 @@ def scorer(instance: Scorer) -> ScorerCall:
                 f"scorer '{instance.name}' returned shape {scores.shape} for {len(candidates)} candidates; return one score per candidate"
             )
         within: Scores = np.minimum(np.fmax(scores, 0.0), 1.0)
-        if not np.array_equal(scores, within):  # a NaN was replaced, or a value clipped (NaN equals nothing)
+        if not np.array_equal(scores, within):  # a NaN was replaced, or a value was clipped (a NaN does not equal itself)
             setattr(clipped, CLIPPED, True)
         return within
 
@@ -87,7 +87,7 @@ def scorer(instance: Scorer) -> ScorerCall:
 def mask(instance: Plugin, call: Callable[..., Mask]) -> Callable[..., Mask]:
     """Returns the bound `keep` or `screen`. For a foreign plugin, the returned call checks the mask.
 
-    Without the check, numpy would also accept a list of rows as a mask.
+    The check is needed, because numpy would also accept a list of rows as a mask.
     """
     if not foreign(type(instance)):
         return call
@@ -105,7 +105,7 @@ def mask(instance: Plugin, call: Callable[..., Mask]) -> Callable[..., Mask]:
 
 
 def _check_waiting(role: str, advice: str) -> Callable[..., None]:
-    """Returns a check of a call that may return a Waiting. `role` and `advice`: for the error text."""
+    """Returns a check of a call that may return a Waiting. `role` and `advice`: used in the error text."""
 
     def check(instance: Plugin, result: object, *_more: object) -> None:
         if result is None or hasattr(result, "add_done_callback"):
@@ -150,7 +150,7 @@ def _check_headers(instance: Plugin, headers: dict[str, str]) -> None:
 
 
 def _check_metadata(instance: Plugin, _result: object, _decision: Decision, response: Response) -> None:
-    """Removes metadata that cannot be sent. Otherwise the last piece of the body, which carries them, would be lost."""
+    """Removes metadata that cannot be sent. With it, the last piece of the body, which carries the metadata, would be lost."""
     wrong = [name for name, values in response.metadata.items() if not (_plain({name: values}) and isinstance(values, dict))]
     for name in wrong:
         del response.metadata[name]

@@ -140,8 +140,8 @@ def with_media(ids: NDArray[np.uint32], features: Sequence[Feature]) -> NDArray[
 def landmarks(chain: Hashes, start: int = 0) -> Hashes:
     """Returns the hashes from `start` on that the index keeps: the first DENSE_BLOCKS hashes, then every STRIDE-th, and the last.
 
-    A hit on a block proves all blocks before it. So a match of DENSE_BLOCKS or more loses at most STRIDE - 1 blocks, and a prompt
-    of 400 KB needs a quarter of the entries.
+    A hit on a block proves that all blocks before it are there, too. So a match of DENSE_BLOCKS or more loses at most STRIDE - 1 blocks,
+    and a prompt of 400 KB needs a quarter of the entries.
     """
     if len(chain) <= DENSE_BLOCKS + 1 or start >= len(chain):
         return chain[start:]

@@ -1,4 +1,4 @@
-"""Finds the prefix producer that decides where requests go, for plugins that count cached tokens. Runs at the start only."""
+"""Finds the prefix producer that decides where requests go, for plugins that count cached tokens. This runs only at the start."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from epp.prefix.match import APPROXIMATE, FollowsMatches, only_producer, read_pr
 
 
 class ScoresOwnMatches(Plugin):
-    """Base of scorers that read prefix matches but are not a `FollowsMatches`."""
+    """Base class of scorers that read prefix matches but are not a `FollowsMatches`."""
 
     def producer(self, plugins: Sequence[Plugin]) -> str:
         """Returns the name of the producer of the matches that the scorer reads. `plugins`: all plugins that the configuration lists."""
@@ -15,7 +15,7 @@ class ScoresOwnMatches(Plugin):
 
 
 class FollowsDecisions(FollowsMatches):
-    """Base of plugins that count cached tokens.
+    """Base class of plugins that count cached tokens.
 
     They read the matches that decide where requests go, unless the parameter `prefixMatchInfoProducerName` names another producer.
     """
@@ -28,7 +28,7 @@ class FollowsDecisions(FollowsMatches):
 def deciding_producer(plugins: Sequence[Plugin]) -> str:
     """Returns the name of the producer whose matches decide where requests go.
 
-    This is the producer that the first scorer or filter with matches reads, else the only producer, else APPROXIMATE.
+    This is the producer that the first scorer or filter with matches reads; without such a plugin, the only producer; else APPROXIMATE.
     """
     for plugin in plugins:
         if not isinstance(plugin, Scorer | Filter) or isinstance(plugin, FollowsDecisions):

@@ -1,4 +1,5 @@
-"""Detects long divergence of predicted and reported cached tokens, and names the likely cause. Pure: sums in, warnings out.
+"""Detects that predicted and reported cached tokens differ for a long time, and names the likely cause. This is pure code: sums in,
+warnings out.
 
 Time is divided into slices of SLICE_S. An endpoint diverges if in each of the last SLICES slices, over at least CHECKED_MIN requests, the
 predicted and the reported share of its prompt tokens differ by more than APART in the same direction. Endpoints with fewer requests are

@@ -6,8 +6,8 @@
 
 A key is one hash of a chain (`epp.prefix.blocks`) over the token ids of the blocks. The engine's own hashes only connect events to each
 other, so engine and picker need not agree on a hash. The picker cuts a prompt into blocks of the engine's size, and the size is part of
-every key, so keys of different block sizes never match. Extra keys (hashes of media, the cache salt of the first block) count as content
-of their block, in any order. The root of a chain stands for the LoRA adapter. The base model has the adapter name "", whatever name
+every key, so keys of different block sizes never match. Extra keys (hashes of media, the cache salt of the first block) are part of the
+content of their block, in any order. The root of a chain stands for the LoRA adapter. The base model has the adapter name "", whatever name
 requests use for the base model.
 """
 
@@ -75,8 +75,8 @@ def request_extras(features: Sequence[Feature], cache_salt: str, block_tokens: i
 
     Each medium is an extra key of the blocks that its placeholder overlaps; the salt is an extra key of block 0.
 
-    Clients send offsets and lengths, so these may be any numbers. To bound the work, only the first MEDIA_MAX media count. The function
-    also stops when the media overlap more blocks in total than media without overlaps can.
+    Clients send offsets and lengths, so these may be any numbers. To bound the work, only the first MEDIA_MAX media are used. The function
+    also stops when the media overlap more blocks in total than media can that do not overlap each other.
     """
     if not features and not cache_salt:
         return NO_EXTRAS
@@ -104,7 +104,7 @@ def _extra_bytes(names: Sequence[str]) -> bytes:
 
 @lru_cache(NAMES_CACHED)
 def _name_bytes(name: str) -> bytes:
-    """Encodes a name. A long name is replaced by its hash, after a byte that no name contains.
+    """Encodes a name. If a name is long, its hash replaces it, after a byte that no name contains.
 
     The encoding must be short, because one name may be a key of every block of a prompt.
     """

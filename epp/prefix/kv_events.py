@@ -1,4 +1,4 @@
-"""Decodes the KV events that vLLM, SGLang and their simulators publish. Pure: bytes in, events out.
+"""Decodes the KV events that vLLM, SGLang and their simulators publish. This is pure code: bytes in, events out.
 
     message   topic | sequence: 8 bytes, big-endian | payload: msgpack
     payload   [timestamp, [event, …], rank?] or a map {ts, events, data_parallel_rank}
@@ -6,8 +6,8 @@
 
 Source: `vllm/distributed/kv_events.py` and `sglang/srt/disaggregation/kv_events.py`, and events recorded from them. A hash is an integer
 of any width, or bytes; only the last 8 bytes are used. SGLang with EAGLE has pairs in the place of token ids, (t0, t1), (t1, t2), …: the
-first of each pair counts. A malformed or unknown event, even an event that is not valid msgpack, is skipped and counted as malformed; the
-other events of the payload are used.
+first id of each pair is used. A malformed or unknown event, even an event that is not valid msgpack, is skipped and counted as malformed;
+the other events of the payload are used.
 """
 
 from array import array
@@ -161,7 +161,7 @@ def decode(payload: bytes) -> Batch:
 
 
 def _decoded_apart(payload: bytes) -> Any:
-    """Decodes a payload event by event, with None in the place of each event that is not valid. Raises MalformedBatch."""
+    """Decodes a payload event by event; None stands for each event that is not valid. Raises MalformedBatch."""
     try:
         fields = _decode_fields(payload)
         if isinstance(fields, list):
@@ -287,7 +287,7 @@ def _group(value: Any) -> int | None:
 
 
 def _extras(values: Any, adapter: str, count: int) -> Sequence[Sequence[str]]:
-    """Returns extra keys per block, without the adapter's name. An element is a string or [string, offset]; any other is ignored."""
+    """Returns extra keys per block, without the adapter's name. An element is a string or [string, offset]; others are ignored."""
     if values is None:
         return ()
     if not isinstance(values, list):

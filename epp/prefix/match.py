@@ -20,8 +20,7 @@ TIERS_MAX = 4
 
 class Capacity(NamedTuple):
     """Says how many blocks of an endpoint the index keeps: `blocks`, or with `auto_tune` as many as the server's cache has room for, if the
-    server reports the size of the cache.
-    """
+    server reports the size of the cache."""
 
     auto_tune: bool
     blocks: int
@@ -29,7 +28,7 @@ class Capacity(NamedTuple):
 
 @subclassed
 class CutsPrompts:
-    """Marks a producer that divides prompts into blocks for the shared index. All blocks of the index have the same size.
+    """Base class of producers that divide prompts into blocks for the shared index. All blocks of the index have the same size.
 
     Producers with different capacities stand for different tiers of the servers' caches. The index separates tiers. `tier`: the number of
     the tier, from 0, which `assign_tiers` sets.
@@ -51,7 +50,8 @@ def assign_tiers(plugins: Iterable[Plugin]) -> None:
 
 
 class Prefill(NamedTuple):
-    """Says that an endpoint computes leading blocks of a prompt. `owner`: its owner id. `blocks`: how many it will hold after that.
+    """Says that an endpoint computes leading blocks of a prompt. `owner`: its owner id. `blocks`: how many blocks of the prompt it will
+    hold then.
 
     `since`: when the prompt was sent to the endpoint, in monotonic seconds. `tokens`: how many tokens the endpoint computes.
     """
@@ -69,12 +69,12 @@ class PrefixMatch:
     the prompt as the picker counts them; without a count, `total` * `block_tokens`. `prompts`: how many prompts the request has. The
     hashes of several prompts follow each other; the numbers of several prompts are added up.
     `blocks`: how many leading blocks of the prompt each endpoint holds, or computes now; None if no endpoint holds a block.
-    `cached`: how many tokens of the prompt each endpoint is predicted not to compute; None if `blocks` is. An endpoint may hold more,
+    `cached`: how many tokens of the prompt each endpoint probably need not compute; None if `blocks` is None. An endpoint may hold more,
     because a server reuses whole blocks of its own size, and never the whole prompt (`epp.endpoints.server_blocks`).
-    `counted`: like `cached`, but each token counts by the weight of its tier (GPU memory 1, a slower tier may weigh less).
+    `counted`: like `cached`, but each token has the weight of its tier (GPU memory 1; a slower tier may have less).
     `why`: per endpoint, why its match is not precise, "" if it is precise; an empty list if this producer gives no precise matches.
-    `under_way`: prefills that compute leading blocks of this prompt now. `blocks` counts these blocks as held.
-    This object lives longer than the text of the prompt.
+    `under_way`: prefills that compute leading blocks of this prompt now. `blocks` includes these blocks. This object lives longer than the
+    text of the prompt.
     """
 
     __slots__ = (
@@ -96,9 +96,8 @@ class PrefixMatch:
         why: Sequence[str] = (),
         under_way: Sequence[Prefill] = (),
     ) -> None:
-        """`servers`: the blocks of the servers; None if not known. `held`: the tokens that each endpoint holds, if they are not whole
-        blocks of `block_tokens`. `weighted`: like `held`, but each token counts by the weight of its tier.
-        """
+        """`servers`: the block sizes of the servers; None if not known. `held`: the tokens that each endpoint holds, if they are not whole
+        blocks of `block_tokens`. `weighted`: like `held`, but each token has the weight of its tier."""
         self.blocks = blocks
         self.hashes = hashes
         self.total = len(hashes)
@@ -204,8 +203,8 @@ def read_producer(plugins: Iterable[Plugin], named: str = "") -> str:
     """Returns the name of the producer whose matches a plugin reads: `named` if given, else APPROXIMATE, as in the reference picker.
 
     If nothing is `named` and the only listed producer is of another type, such as a precise one, returns that producer's name. A listed
-    approximate producer with another name does not count: a configuration may have one producer per tier of the cache, and name only the
-    second one.
+    approximate producer with another name is ignored here, because a configuration may have one producer per tier of the cache, and name
+    only the second one.
     """
     only = None if named else only_producer(plugins)
     if only is None or type(only).type_name == APPROXIMATE:
@@ -215,7 +214,7 @@ def read_producer(plugins: Iterable[Plugin], named: str = "") -> str:
 
 @subclassed
 class FollowsMatches(Plugin):
-    """Base of plugins that read the matches of one producer, which the parameter `prefixMatchInfoProducerName` may name.
+    """Base class of plugins that read the matches of one producer, which the parameter `prefixMatchInfoProducerName` may name.
 
     `_match`: the key of these matches. The subclass sets it first, and `meet` replaces it.
     """

@@ -1,8 +1,8 @@
 """Defines the prediction of a decision: how many prompt tokens the picked endpoint already holds in its prefix cache.
 
 A prefix producer computes the match of every endpoint at decision time (`PrefixMatch`). With its answer, the model server reports how
-many prompt tokens were cached (REPORTED). The picker keeps both to explain and compare them. If several producers match prefixes, it
-compares the match that a scorer reads.
+many prompt tokens were cached (REPORTED). The picker keeps both to explain and compare them. If several producers match prefixes, the
+picker compares the match that a scorer reads.
 
 Without a token producer, the picker assumes 4 bytes per token, which is not what servers count. So the comparison takes the share of the
 prompt that the endpoint holds, and converts it to tokens as the server counts them (`PrefixMatch.reported`).

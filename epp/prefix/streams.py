@@ -51,7 +51,7 @@ class StreamRecord(msgspec.Struct, array_like=True, frozen=True):
     `remark`: why matches with the endpoint may be wrong although it is followed; "" without such a reason.
     `block_tokens`: tokens per block; 0 until an event gives the number. `tiers`: the tiers that the endpoint may use, in order.
     `speculative`: the owner id of blocks that the endpoint will hold soon. `links`: the endpoint's owner id in the table of links. `group`:
-    the group of KV caches with the blocks that count; None if the engine has no groups.
+    the group of KV caches whose blocks are used; None if the engine has no groups.
     """
 
     slot: int

@@ -50,7 +50,7 @@ class Frame(NamedTuple):
 
 
 def single(owner: int, hashes: bytes) -> bytes:
-    """Returns the LEARN frame of one short update. This is the usual frame at low load."""
+    """Returns the LEARN frame of one short update. At low load, this is the usual frame."""
     content = _pack_single(VERSION, LEARN, 1, owner, len(hashes) >> 3) + hashes
     return _pack_checksum(crc32(content)) + content
 

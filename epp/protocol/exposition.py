@@ -4,9 +4,9 @@ A `Finder` is for one selector and for the pages of one server. Pages change lit
 remembers where the family stands, and the text before its first value. On the next page, the same text is usually at the same
 position. The value of a family with one series then costs no scan, and several series are read from this position on.
 
-Otherwise the finder searches the whole page, because the series of a family may stand in several places. It also does so if the length
-of the page has changed by more than changed digits explain, because new series may stand in another place. It skips comments, blank
-lines, CRLF, exemplars and other families.
+Otherwise the finder searches the whole page, because the series of a family may stand in several places. It also does so if the length of
+the page has changed by more than changed digits can explain, because new series may then stand in another place. The finder skips comments,
+blank lines, CRLF, exemplars and other families.
 
 The finder does not judge values: it returns NaN and infinities. If a value is not a number, or labels cannot be read, it raises
 `Malformed`.
@@ -20,12 +20,12 @@ from typing import Final, NamedTuple
 
 from compiled.calls import recall
 
-# Limits for one family: lines, series with labels that are read, and bytes of these labels. More would only cost time.
+# Limits for one family: lines, series with labels that are read, and bytes of these labels. A page with more would only cost time.
 LINES_MAX: Final = 1 << 16
 SERIES_MAX: Final = 16_384
 FAMILY_BYTES_MAX: Final = 1 << 20
 SHIFT_BYTES_MAX: Final = 256  # if a family stands further than this from its old position, the whole page is searched
-DIGITS_MAX: Final = 24  # by how much the lengths of two pages differ in digits alone; a line is longer
+DIGITS_MAX: Final = 24  # by how much the lengths of two pages can differ if only digits differ; a line is longer than this
 KEPT_LABELS: Final = 1024  # texts of at most KEPT_BYTES_MAX whose labels are kept
 KEPT_BYTES_MAX: Final = 512
 
@@ -184,7 +184,7 @@ class Finder:
         return [self._series(line)[1] or b"" for line in _few(newest)], wrong
 
     def lines(self, page: bytes) -> list[bytes]:
-        """Returns the lines of the whole family, those without the selector's labels, too. Raises Malformed."""
+        """Returns all lines of the family, including those without the selector's labels. Raises Malformed."""
         self._compare(len(page))
         near = self._near(page)
         if near >= 0 and (run := self._run.match(page, near)) is not None:

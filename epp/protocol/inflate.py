@@ -1,7 +1,7 @@
 """Unpacks gzip with two limits: the limit of the caller, and a ratio that real text does not exceed.
 
-A kilobyte of gzip can unpack to a megabyte of zeros. Text and JSON shrink 3 to 20 times, so content that shrinks more than RATIO_MAX
-times is refused: it would only cost memory. Content of up to FREE_BYTES is harmless and allowed at any ratio."""
+A kilobyte of gzip can unpack to a megabyte of zeros. Text and JSON shrink 3 to 20 times, so content that shrinks more than RATIO_MAX times
+is refused, because it would only cost memory. Content of up to FREE_BYTES is harmless and allowed at any ratio."""
 
 import zlib
 from collections.abc import Generator

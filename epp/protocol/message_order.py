@@ -3,8 +3,8 @@
     AWAIT_HEADERS ─headers─▶ AWAIT_BODY ─last piece or trailers─▶ DECIDING ─answered─▶ ROUTED ─response headers─▶ RESPONDING ─end─▶ DONE
           └─headers without body─────────────────────────────────────────────────────────▲
 
-- Envoy repeats the last piece of a large body. That is legal and has no effect after the decision.
-- A local reply of the gateway (for example after a time-out) starts the response phase while the request still waits. That is legal
+- Envoy repeats the last piece of a large body. The repeated piece is legal and has no effect after the decision.
+- A local reply of the gateway (for example after a time-out) starts the response phase while the request still waits. Such a reply is legal
   and cancels the decision.
 - If a filter before the gateway's ext_proc answers by itself, the stream has only a response phase and begins with its headers.
 - `ENDED`: the picker has sent its last answer. Messages that arrive later are ignored.

@@ -1,6 +1,6 @@
 """The picker's own answer to GET /v1/models, which lists the models of several pools, in OpenAI's form.
 
-One endpoint knows only the models of its own pool. So at a port of several pools, the picker answers in place of all endpoints.
+One endpoint knows only the models of its own pool. So at a port of several pools, the picker answers instead of an endpoint.
 """
 
 from collections.abc import Iterable, Mapping
@@ -25,7 +25,7 @@ def asks_for_models(headers: codec.Headers) -> bool:
 
 
 class Model(msgspec.Struct, array_like=True, frozen=True, omit_defaults=True):
-    """A model or an adapter that an endpoint lists. `parent`: the model that an adapter adapts. "" and 0 mean not known."""
+    """A model or an adapter that an endpoint lists. `parent`: the model that an adapter adapts. "" and 0 mean that it is not known."""
 
     id: str
     root: str = ""

@@ -1,9 +1,9 @@
 """Replaces the name of the model and the cache salt in JSON requests, and restores the name in answers. No other byte changes.
 
-Request: msgspec scans the body and returns the position of the raw value of the top-level member, such as `model`. It handles escapes,
-blanks and nested members of that name. The bytes around the value are copied. If the member occurs several times, all are replaced,
-because it is unknown which one the model server reads. A body without the member gets it as its first member; the kernels find several
-times as fast as msgspec that a body lacks the member.
+Request: msgspec scans the body and returns the position of the raw value of the top-level member, such as `model`. msgspec handles escapes,
+blanks and nested members of that name. The bytes around the value are copied. If the member occurs several times, all are replaced, because
+it is unknown which one the model server reads. A body without the member gets it as its first member; the kernels find several times as
+fast as msgspec that a body lacks the member.
 
 Answer: `"model":"<target>"`, with or without a blank after the colon, becomes `"model":"<requested>"` at any position, however the
 answer is divided into pieces. If the end of a piece may be the beginning of such a text, this end is held back until the next piece. In a
@@ -44,11 +44,11 @@ class Member:
     __slots__ = ("_decoder", "_escapes", "_key", "_names", "name")
 
     def __init__(self, name: str) -> None:
-        """`name`: of ASCII letters and `_`."""
+        """`name`: consists of ASCII letters and `_`."""
         self.name = name
         self._names = (name.encode(),)
         self._key = b'"' + self._names[0] + b'"'
-        # The possible beginnings of an escaped letter of the name.
+        # The possible beginnings of an escape of one of the name's letters.
         self._escapes = tuple(sorted({b"\\u00%x" % (letter >> 4) for letter in self._names[0]}))
         # Made by `defstruct`, because msgspec cannot read annotations of compiled classes.
         self._decoder = msgspec.json.Decoder(msgspec.defstruct("_Named", [(name, msgspec.Raw, _MISSING)]))
@@ -58,7 +58,7 @@ class Member:
         return b"".join((self._key, b":", msgspec.json.encode(value), b","))
 
     def lacks(self, body: Body) -> bool:
-        """Returns whether the body is surely a JSON object without this member. If not, `put` finds out."""
+        """Returns whether the body is surely a JSON object without this member. If this returns False, `put` finds out."""
         found = calls.members(body, self._names, _MISSING)
         return found is not None and found[0] is _MISSING
 
@@ -80,7 +80,7 @@ class Member:
         try:
             return self.spans(body)
         except Refused:
-            readable = replaced(body)  # as long, with every value at its place
+            readable = replaced(body)  # a text of the same length, with every value at its place
             if readable is None:
                 raise
             return self.spans(readable)
@@ -94,7 +94,7 @@ class Member:
                 raise Refused(Cause.INVALID_BODY, f"invalid request body: '{self.name}' occurs more than {MEMBERS_MAX} times")
             spans.append(span)
             before = bytes(text[: span[0]]).rstrip(_BLANKS)[:-1].rstrip(_BLANKS)  # up to the last quote of the key
-            before = before[: before.rfind(b'"', 0, -1)]  # a key with a quote inside is not this one
+            before = before[: before.rfind(b'"', 0, -1)]  # a key with a quote inside is another key
             if self._key not in before and not any(escape in before for escape in self._escapes):
                 break
             text = before + b'"":0}'  # the same object without its last such member
@@ -139,13 +139,13 @@ def insertion(body: Body, member: bytes) -> tuple[int, bytes]:
 
 
 def inserted(body: Body, at: int, text: bytes) -> bytes:
-    """Returns the body with a text inserted. Copies a long body once."""
+    """Returns the body with a text inserted. A long body is copied only once."""
     view = memoryview(body)
     return b"".join((view[:at], text, view[at:]))
 
 
 def _pairs(target: str, requested: str) -> tuple[tuple[tuple[bytes, bytes], ...], int]:
-    """Returns ((text to find, its replacement), …) and the length of the longest text to find. A target may be spelled with escapes."""
+    """Returns ((text to find, its replacement), …) and the length of the longest text to find. A target may be written with escapes."""
     back = msgspec.json.encode(requested)
     spelled = dict.fromkeys((msgspec.json.encode(target), json.dumps(target).encode()))
     pairs = tuple((_KEY + colon + name, _KEY + colon + back) for name in spelled for colon in (b":", b": "))

@@ -62,7 +62,7 @@ UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 class UsageScanner:
-    """Reads the usage of JSON and SSE answers, which stands in objects under `key`. Which chunks it needs: see `Scanner`."""
+    """Reads the usage of JSON and SSE answers, which stands in objects under `key`. `Scanner` says which chunks it needs."""
 
     __slots__ = ("_carry", "_object", "_open", "pending", "usage")
     key: ClassVar[bytes] = KEY
@@ -117,7 +117,7 @@ class UsageScanner:
             for _ in range(KEYS_MAX):
                 at = data.rfind(key, 0, at)
         while at >= 0:
-            if at and data[at - 1] == 0x5C:  # \" : inside a string
+            if at and data[at - 1] == 0x5C:  # an escaped quote (\") is inside a string
                 at = find(data, key, at + 1)
                 continue
             begin = _value(data, at + len(key))
@@ -162,8 +162,8 @@ class AnthropicScanner(UsageScanner):
     """Reads Anthropic's usage. `input_tokens` lacks tokens that were read from a cache or written to a cache, so the prompt is the sum of
     three figures (https://docs.anthropic.com/en/api/messages).
 
-    In a stream the first event has the input tokens, later events have the output tokens. For each figure the last event that has it
-    counts.
+    In a stream the first event has the input tokens, later events have the output tokens. For each figure, the last event that has it is
+    used.
     """
 
     __slots__ = ("_known",)
@@ -185,7 +185,7 @@ class AnthropicScanner(UsageScanner):
 
 
 class SglangScanner(UsageScanner):
-    """Reads the `meta_info` of SGLang's own API. Every event of a stream has a `meta_info`; the one with a finish reason counts."""
+    """Reads the `meta_info` of SGLang's own API. Every event of a stream has a `meta_info`; the one with a finish reason is used."""
 
     __slots__ = ("_stream",)
     key = b'"meta_info"'
@@ -273,7 +273,7 @@ class HttpBodyScanner(_FrameScanner):
         """Reads one piece of the body."""
         super().feed(chunk)
         texts, self._texts = self._texts, []
-        if texts:  # joined, because otherwise each of many tiny texts would read the kept bytes again
+        if texts:  # joined first, because otherwise each of many tiny texts would cause the kept bytes to be read again
             self._inner.feed(b"".join(texts))
             self.usage = self._inner.usage
 
@@ -293,7 +293,7 @@ def _numbers(message: bytes | memoryview, wanted: tuple[int, ...]) -> list[int]:
 def _value(data: bytes, at: int) -> int | None:
     """Returns where the value after a key starts; None if the value has not arrived yet. `at`: the end of the key.
 
-    If no colon and value follow, the text is not a key. Then returns some position at which no object begins.
+    If no colon and value follow, the text is not a key. In this case, returns some position at which no object begins.
     """
     colon = False
     most = at + BLANKS_MAX
@@ -303,7 +303,7 @@ def _value(data: bytes, at: int) -> int | None:
             colon = True
             most = at + BLANKS_MAX
         elif byte not in b" \t\r\n":
-            return at if colon else at - 1  # not a key: the byte before opens no object
+            return at if colon else at - 1  # this is no key, because the byte before it opens no object
         elif at == most:
             return at
         at += 1
@@ -312,14 +312,14 @@ def _value(data: bytes, at: int) -> int | None:
 
 class _Object:
     """Finds the brace that closes the object opened at `begin`, before `most`. The bytes may arrive in any pieces, and each byte is read
-    once: to search from the beginning with every piece took 1.5 s for 4 KB that arrived byte by byte."""
+    once, because searching from the beginning with every piece took 1.5 s for 4 KB that arrived byte by byte."""
 
     __slots__ = ("_at", "_depth", "_most", "_quoted", "begin")
 
     def __init__(self, begin: int, most: int) -> None:
         self.begin = begin
         self._most = most
-        self._at = begin  # read up to here
+        self._at = begin  # everything before this was read
         self._depth = 0
         self._quoted = False  # inside a string
 
@@ -331,7 +331,7 @@ class _Object:
         return self
 
     def end(self, data: bytes | bytearray) -> int | None:
-        """Returns one past the brace that closes the object; None if the brace is not in these bytes.
+        """Returns the position after the brace that closes the object; None if the brace is not in these bytes.
 
         `data`: the bytes of the last call, extended by what has arrived since.
         """

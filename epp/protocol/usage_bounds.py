@@ -25,7 +25,7 @@ IMPLAUSIBLE: Final = 2  # the log names a server that reports more than so many 
 
 
 def bounded(usage: Usage, request: Request, answer_bytes: int, seconds: float) -> Usage:
-    """Returns the usage with each figure within its bounds; the same object if all are.
+    """Returns the usage with each figure lowered to its bound; the same object if no figure is above its bound.
 
     `answer_bytes`: the size of the answer's body. `seconds`: from the request to the end of its answer.
     """
@@ -44,7 +44,7 @@ def bounded(usage: Usage, request: Request, answer_bytes: int, seconds: float) -
 
 
 def implausible(reported: Usage, within: Usage) -> bool:
-    """Returns whether a report is far above its bounds. `within`: the bounded report."""
+    """Returns whether a report is far above its bounds. `within`: the report after it was bounded."""
     return _far(reported.prompt, within.prompt) or _far(reported.completion, within.completion)
 
 

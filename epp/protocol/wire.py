@@ -21,7 +21,7 @@ _SIZES: Final = {FIXED64: 8, FIXED32: 4}
 
 
 class Walk:
-    """Reads a message and its nested messages: call `fields` for each message. Together they may have FIELDS_MAX fields at most."""
+    """Reads a message and its nested messages: call `fields` for each message. Together the messages may have at most FIELDS_MAX fields."""
 
     __slots__ = ("_left",)
 
@@ -89,7 +89,7 @@ def uint32s(values: list[int | memoryview]) -> NDArray[np.uint32]:
 def first_uint32s(values: list[int | memoryview], most: int) -> tuple[NDArray[np.uint32], memoryview | None]:
     """Does what `uint32s` does, but decodes only the first `most` numbers of a long packed list.
 
-    Returns these numbers, and the bytes of the rest, or None without a rest.
+    Returns these numbers, and the bytes of the rest; None if there is no rest.
     """
     only = values[0] if len(values) == 1 else None
     if isinstance(only, memoryview) and len(only) > most:
@@ -111,7 +111,7 @@ def _packed(view: memoryview) -> NDArray[np.uint32]:
     while at < len(view):
         end = min(at + STEP, len(view))
         while end < len(view) and end < at + STEP + VARINT_BYTES_MAX and view[end - 1] >= 0x80:
-            end += 1  # up to the end of a varint
+            end += 1  # skip to the end of a varint
         parts.append(_packed_step(view[at:end]))
         at = end
     return np.concatenate(parts)

@@ -2,11 +2,11 @@
 
     packet   | unused u32 | version u8 | kind u8 | part u16 | parts u16 | records u16 | stream u32 | file u32 | bytes of the batch |
 
-The kind stands where frames of `epp.prefix.updates` and of `epp.learning.samples` have theirs, because all travel on the same pipe. A
-packet is lost if the pipe is full; then the batch is lost, and a later batch begins with part 0 again.
+The kind is at the place where frames of `epp.prefix.updates` and of `epp.learning.samples` have their kind, because all use the same pipe.
+A packet is lost if the pipe is full; then the batch is lost, and a later batch begins with part 0 again.
 
-`records`: how many records the batch has. `stream`: of the worker (`Batch.stream`). `file`: the number of the recording's file that the
-worker has written for. All numbers have the byte order of the machine, because packets never leave it.
+`records`: how many records the batch has. `stream`: the number of the worker process (`Batch.stream`). `file`: the number of the
+recording's file that the worker has written for. All numbers have the byte order of the machine, because packets never leave it.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ HEADER: Final = Struct("=4xBBHHHII")
 KIND_AT: Final = 5
 PACKET_BYTES_MAX: Final = 4096
 CONTENT_MAX: Final = PACKET_BYTES_MAX - HEADER.size
-BATCH_BYTES_MAX: Final = 4 << 20  # more than the longest record: hashes of a prompt of two million tokens are 256 KB
+BATCH_BYTES_MAX: Final = 4 << 20  # more than the longest record: the hashes of a prompt of two million tokens take 256 KB
 PARTS_MAX: Final = -(-BATCH_BYTES_MAX // CONTENT_MAX)
 RECORDS_MAX: Final = (1 << 16) - 1
 STREAMS_MAX: Final = 4096
@@ -51,7 +51,7 @@ def packets(data: bytes | bytearray, records: int, stream: int, file: int) -> It
 
 
 class Assembler:
-    """Joins packets to batches. Drops a batch if a packet is missing: the worker of the batch has counted it as lost, or has died."""
+    """Joins packets to batches. Drops a batch if one of its packets is missing: its worker has counted it as lost, or has died."""
 
     def __init__(self) -> None:
         self._begun: dict[int, list[bytes]] = {}  # stream -> the parts of its unfinished batch so far
@@ -71,7 +71,7 @@ class Assembler:
         begun.append(data[HEADER.size :])
         if part == parts - 1:
             return Whole(file, records, b"".join(begun))
-        if len(self._begun) >= STREAMS_MAX:  # bounded: streams of workers that have died
+        if len(self._begun) >= STREAMS_MAX:  # bounded, because workers that have died leave their streams here
             del self._begun[next(iter(self._begun))]
         self._begun[stream] = begun
         return None

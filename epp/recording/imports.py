@@ -1,4 +1,4 @@
-"""Reads public traces of LLM traffic as arrivals with sizes. Pure code: lines in, arrivals out.
+"""Reads public traces of LLM traffic as arrivals with sizes. This is pure code: lines in, arrivals out.
 
     mooncake    JSON lines: timestamp (ms), input_length, output_length, hash_ids (blocks of 512 tokens)
     azure       CSV of the Azure LLM inference traces: TIMESTAMP, ContextTokens, GeneratedTokens
@@ -86,7 +86,7 @@ def arrivals(lines: Iterable[str], format: str = "") -> Iterator[Arrival]:
 
 
 def detected(first: str) -> str:
-    """Returns the format of the trace whose first line this is. Raises BadTrace."""
+    """Returns the format of a trace, given its first line. Raises BadTrace."""
     lowered = first.lower()
     if "contexttokens" in lowered:
         return "azure"
@@ -202,7 +202,7 @@ def _shown(value: Any) -> str:
 
 
 def _microseconds(text: str) -> str:
-    """Returns a timestamp with at most six digits of a second: Azure's traces have seven."""
+    """Shortens a timestamp to at most six digits of a second, because Azure's traces have seven."""
     whole, point, digits = text.strip().partition(".")
     return whole + (point + digits[:6].ljust(6, "0") if point else "")
 

@@ -1,8 +1,8 @@
-"""Keyed hashes in the place of names: a recording says which requests have equal names, but not the names.
+"""Keyed hashes in the place of names: a recording says which requests have equal names, but not what the names are.
 
-Flows, objectives and header values are hashed under a key that follows from the deployment's secret. Without the secret, a reader of the
-recording can confirm no guess. Only request ids are hashed without the secret, so that `epp explain --trace` finds a request by its id. An
-id counts only if it is a UUID: 122 random bits, which nobody guesses. Other ids may be any text of a client, and are not recorded.
+Flows, objectives and header values are hashed under a key that follows from the deployment's secret. A reader of the recording who lacks
+the secret cannot confirm a guess. Only request ids are hashed without the secret, so that `epp explain --trace` finds a request by its id.
+An id is recorded only if it is a UUID: 122 random bits, which nobody guesses. Other ids may be any text of a client, and are not recorded.
 """
 
 from hashlib import blake2b
@@ -26,7 +26,7 @@ class Keyed:
         self._kept: dict[str, int] = {}
 
     def __call__(self, text: str) -> int:
-        """Returns the hash of a text: 64 bits, never 0. For an empty text, 0."""
+        """Returns the hash of a text: 64 bits, never 0. For an empty text, returns 0."""
         found = self._kept.get(text)
         if found is None:
             if len(self._kept) >= KEPT_MAX:  # bounded, because clients choose names

@@ -55,9 +55,10 @@ class Scoring(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Configured(msgspec.Struct, array_like=True, frozen=True, tag=CONFIGURED):
-    """Describes a configuration. `generation`: its number in this picker. `hash`: of its text and plugin files, as `epp top` shows it.
+    """Describes a configuration. `generation`: the number of this configuration in its picker. `hash`: the hash of its text and plugin
+    files, as `epp top` shows it.
 
-    `headers`: the names of the headers that its plugins read (`Plugin.reads_headers`).
+    `headers`: the names of the headers that the configured plugins read (`Plugin.reads_headers`).
     """
 
     generation: int
@@ -82,7 +83,7 @@ class Member(msgspec.Struct, array_like=True, frozen=True, tag=2):
 
 
 class Scraped(msgspec.Struct, array_like=True, frozen=True, tag=3):
-    """The endpoint table as of `at`: the rows that have changed since the previous record.
+    """The endpoint table at the time `at`: the rows that have changed since the previous record.
 
     `columns`: the names of the columns; empty if they are those of the previous record. `slots`: int64. `scraped_at`: float64, monotonic
     seconds.
@@ -134,8 +135,9 @@ class Decided(msgspec.Struct, array_like=True, frozen=True, tag=DECIDED):
     """A request that got an endpoint or was refused.
 
     `number`: counts the requests of a stream. `id`: hash of the x-request-id if that is a UUID, otherwise 0 (`epp.recording.keys`).
-    `at`: when the headers came. `waited_s`: from then to the picker's answer. `generation`: the number of the configuration.
-    `target_model`: empty if it equals `model`. `flow`: keyed hash of the fairness id, or 0. `objective`: keyed hash, or 0.
+    `at`: when the headers came. `waited_s`: the time from then to the picker's answer. `generation`: the number of the configuration.
+    `target_model`: empty if it equals `model`. `flow`: keyed hash of the fairness id, or 0. `objective`: keyed hash of the objective's
+    name, or 0.
     `prompt_tokens`: as the picker counts or estimates them.
     `block_tokens`: tokens per block; 0 if no producer divides prompts. `hashes`: uint64, the chain of block hashes under the secret.
     `endpoint_list`: the number of the EndpointList. `rows`: int64, the endpoints that the request might have got; None for all.
@@ -175,12 +177,13 @@ class Decided(msgspec.Struct, array_like=True, frozen=True, tag=DECIDED):
 
 
 class Ended(msgspec.Struct, array_like=True, frozen=True, tag=ENDED):
-    """How request `number` of a stream ended. Times in seconds from `Decided.at`.
+    """How request `number` of a stream ended. Times are in seconds from `Decided.at`.
 
-    `status`: the HTTP status of the answer; 0 without an answer. `slot`: the endpoint that served the request. `first_s`: to the first
-    piece of the answer's body; NaN without a body. `lasted_s`: to the end. `streaming`: whether the answer was an event stream. `whole`:
-    whether the answer came to its end. `answer_bytes`: the size of the body. `prompt`, `cached`, `completion`: tokens that the server
-    reported; None if not reported. `pieces`: in how many messages the body came; 0 if not recorded.
+    `status`: the HTTP status of the answer; 0 without an answer. `slot`: the endpoint that served the request. `first_s`: the time to the
+    first piece of the answer's body; NaN without a body. `lasted_s`: the time to the end of the answer. `streaming`: whether the answer was
+    an event stream.
+    `whole`: whether the answer came to its end. `answer_bytes`: the size of the body. `prompt`, `cached`, `completion`: tokens that the
+    server reported; None if not reported. `pieces`: the number of messages in which the body came; 0 if not recorded.
     """
 
     number: int
@@ -198,7 +201,7 @@ class Ended(msgspec.Struct, array_like=True, frozen=True, tag=ENDED):
 
     @property
     def per_token_s(self) -> float | None:
-        """Seconds per output token after the first one; None if not known."""
+        """Returns the seconds per output token after the first one; None if not known."""
         if not self.streaming or self.completion is None or self.completion < 2 or self.first_s != self.first_s:
             return None
         return (self.lasted_s - self.first_s) / (self.completion - 1)

@@ -9,7 +9,7 @@ from typing import Final
 
 PER_S: Final = 100.0  # requests of each of the two kinds that a worker records in a second: both take at most 0.1 % of a core
 SLOW_SHARE: Final = 0.05
-STEP: Final = 0.05  # by which share one time moves the percentile
+STEP: Final = 0.05  # by which share of itself one time can move the percentile
 ERROR: Final = 400
 
 
@@ -37,15 +37,17 @@ class Sample:
         self._slow_s = 0.0
 
     def decided(self, now: float) -> bool:
-        """Returns whether a request is kept that was decided now."""
+        """Returns whether a request that was decided now is kept."""
         return self._usual.take(now)
 
     def refused(self, now: float) -> bool:
-        """Returns whether a request is kept that the picker refused."""
+        """Returns whether a request that the picker refused is kept."""
         return self._usual.take(now) or self._notable.take(now)
 
     def ended(self, status: int, first_s: float, now: float) -> bool:
-        """Returns whether a request that was not kept before is notable. `status`: of the answer, or 0. `first_s`: NaN without a token."""
+        """Returns whether a request that was not kept before is kept after all, because its end is notable. `status`: the status of the
+        answer, or 0.
+        `first_s`: the time to the first token; NaN without a token."""
         slow = first_s > self._slow_s
         if first_s == first_s:
             self._slow_s = self._slow_s * (1.0 + STEP * (slow - SLOW_SHARE)) if self._slow_s else first_s

@@ -1,4 +1,4 @@
-"""Joins the records of a recording to requests with outcomes, and knows the endpoints at any time.
+"""Joins the records of a recording to requests with outcomes, and says which endpoints there are at any time.
 
     records ─▶ Trace.add ─▶ the endpoints and what was scraped of them, configurations
                   └─ requests ─▶ one `Traced` per request, when its outcome is known
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from epp.recording.records import Batch, Configured, Decided, Ended, EndpointList, Lost, Member, Opened, Record, Scraped, floats, ints
 
-WAITING_MAX: Final = 1 << 20  # requests with an awaited outcome; with more, the oldest one counts as without an outcome
+WAITING_MAX: Final = 1 << 20  # requests whose outcome is still to come; beyond this number, the oldest one is taken as without an outcome
 SCRAPES_MAX: Final = 1 << 20  # scrapes that are kept per endpoint, the latest ones
 
 Floats = NDArray[np.float64]

@@ -8,8 +8,8 @@ content of the bucket. The content follows from two numbers that processes merge
     left    size + rate * time - used - lapsed
 
 The lapsed tokens would have made the bucket overflow. So an unused bucket stays full, and `left` is at most `size`. Two processes that see
-the same overflow write the same number, so no overflow counts twice. A process that learns late of the use by others lets too much pass
-until then, but the debt stays: `left` falls below 0. Over a long time, no more is used than was granted.
+the same overflow write the same number, so an overflow is never counted twice. If a process learns late what others have used, it lets too
+much pass until then, but the debt stays: `left` falls below 0. Over a long time, no more is used than was granted.
 
 Times are monotonic seconds. This module does not depend on wall clocks.
 """
@@ -37,11 +37,11 @@ class Bucket:
     __slots__ = ("rate", "size")
 
     def __init__(self, rate: float, size: float) -> None:
-        self.rate: float = _RATE.unpack(_RATE.pack(rate))[0]  # as `Budget.plan` has it
+        self.rate: float = _RATE.unpack(_RATE.pack(rate))[0]  # rounded as in `Budget.plan`
         self.size = size
 
     def lapsed(self, used: float, full: float) -> float:
-        """Returns how many tokens have lapsed if the bucket is full at the time `full`: now, or when other processes expect it."""
+        """Returns how many tokens have lapsed if the bucket is full at the time `full`: now, or when other processes expect that."""
         return self.rate * full - used
 
     def left(self, used: float, lapsed: float, now: float) -> float:

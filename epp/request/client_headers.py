@@ -1,13 +1,14 @@
-"""Reads the client headers, in which a request may state wishes. Each wish has bounds, and counts only if the operator trusts the header.
+"""Reads the client headers, by which a request may state wishes. Each wish has bounds, and has an effect only if the operator trusts the
+header.
 
 Any client can send these headers, unless the gateway removes them. Therefore each is read as a typed value within fixed bounds. A TTL or
-latency objective above its bound is lowered to the bound. A request with an invalid model name is refused. Any other invalid value counts
-as absent. `untrusted` lists the headers that the operator does not trust: the picker hides them from all readers (`codec.Unseen`) and
-removes them from requests. Trusted client headers reach the model server, which may be another picker. The current name of a header takes
-precedence over its older name, even with an empty value.
+latency objective above its bound is lowered to the bound. A request with an invalid model name is refused. Any other invalid value is
+treated as absent. `untrusted` lists the headers that the operator does not trust: the picker hides them from all readers (`codec.Unseen`)
+and removes them from requests. Trusted client headers reach the model server, which may be another picker. The current name of a header
+takes precedence over its older name, even with an empty value.
 
-The group `debug` is not trusted by default. Its header is not hidden, because hiding costs every request. Instead, streams have no
-receipts without trust (`workers.worker.setup`).
+The group `debug` is not trusted by default. Its header is not hidden, because hiding costs every request. Instead, streams give no receipts
+if the group is not trusted (`workers.worker.setup`).
 
 Headers that choose an endpoint are no client headers: the picker never reads them and never passes them on (`codec.NEVER_PASSED`).
 """
@@ -57,7 +58,7 @@ OBJECTIVE_CHARS_MAX: Final = 253
 MODEL_CHARS_MAX: Final = 256
 DEBUG_CHARS_MAX: Final = 64
 RECEIPT: Final = "receipt"
-TTL_S_MAX: Final = 3_600.0  # no client waits longer for a response to begin
+TTL_S_MAX: Final = 3_600.0  # the longest time that a client can ask to wait
 SLO_MS_MAX: Final = 86_400_000.0
 DIGITS_MAX: Final = 18
 _OBJECTIVE: Final = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")  # the form of a Kubernetes object's name
@@ -107,9 +108,10 @@ def names_objective(value: str) -> bool:
 
 
 def ttl_s(headers: Headers) -> float | None:
-    """Returns how long the request may wait, in seconds above 0, at most TTL_S_MAX. Returns None without a valid time above 0.
+    """Returns how long the request may wait, in seconds above 0, at most TTL_S_MAX. Returns None if the request states no valid time above
+    0.
 
-    There are two headers. If both are valid, the shorter time counts.
+    There are two headers. If both have a valid time, the shorter time is used.
     """
     shortest = min(_duration_s(headers.get(TTL)), _milliseconds_s(headers.get(TTL_MS)))
     return None if shortest == math.inf else min(shortest, TTL_S_MAX)
@@ -132,7 +134,7 @@ def _milliseconds_s(value: str | None) -> float:
 
 
 def slo_ms(headers: Headers, names: Sequence[str]) -> float:
-    """Returns a latency objective in milliseconds, at most SLO_MS_MAX. Returns 0 without a finite number above 0."""
+    """Returns a latency objective in milliseconds, at most SLO_MS_MAX. Returns 0 if the header has no finite number above 0."""
     value = first_value(headers, names)
     try:
         slo = float(value) if value and len(value) <= 2 * DIGITS_MAX else 0.0
@@ -148,7 +150,7 @@ def wants_receipt(headers: Headers) -> bool:
 
 
 def model_rewrite(headers: Headers) -> str | None:
-    """Returns the model that replaces the body's model; maybe empty. Returns None without the header. Raises Refused for a bad name."""
+    """Returns the model that replaces the body's model; maybe empty, None if the header is missing. Raises Refused for a bad name."""
     value = first_value(headers, MODEL_REWRITE)
     if value is None:
         return None

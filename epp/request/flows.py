@@ -1,7 +1,7 @@
 """Shows flow control as its plugins see it: flow keys, waiting items, flows and bands, all read-only.
 
-A *flow* is all requests with one fairness id and one priority. A *band* is all flows of one priority. A higher priority is more
-important; a priority below 0 is sheddable. `rank` defines the order of bands for dispatch, displacement and eviction.
+A *flow* is all requests with one fairness id and one priority. A *band* is all flows of one priority. A higher priority is more important;
+requests with a priority below 0 are sheddable. `rank` defines the order of bands for dispatch, displacement and eviction.
 """
 
 import enum
@@ -37,7 +37,7 @@ class Item(Protocol):
 
     @property
     def ttl_s(self) -> float | None:
-        """Returns the longest wait in seconds that the caller wants; None without a wish."""
+        """Returns the longest wait in seconds that the caller wants; None if it does not say."""
 
 
 class Queued(Protocol):

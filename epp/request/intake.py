@@ -3,7 +3,7 @@
     begin   headers ─▶ Request: path, id, flow, longest wait, subset
     read    body ─▶ parser ─▶ model, prompt, …; model rewrite; priority; RequestHeader plugins
 
-Workers and `epp explain` both use this module. `workers.worker.extproc.request_phase` gathers and unpacks bodies before.
+Workers and `epp explain` both use this module. Before that, `workers.worker.extproc.request_phase` gathers and unpacks bodies.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,8 +33,8 @@ PriorityOf = Callable[[str], int]
 class Intake:
     """Reads all requests of one worker.
 
-    `rewrites`: returns a function for the present rules, or None if there are no rules. The function maps the model name of a request to
-    the name to request instead, or to None if no InferenceModelRewrite applies. Its result takes precedence over the header
+    `rewrites`: a function that returns the present rules as a function, or None if there are no rules. The latter maps the model name of a
+    request to the name to request instead, or to None if no InferenceModelRewrite applies. Its result takes precedence over the header
     `x-llm-d-model-name-rewrite`. `rewrites` itself is None if the picker does not watch InferenceModelRewrites.
     `priority_of`: a function that maps the name of an InferenceObjective to its priority; None if the picker does not watch
     InferenceObjectives.
@@ -103,7 +103,7 @@ class Intake:
         member = member_of(reader)
         try:
             renamed = self._readable(reader, parse, request, body, named=named)
-        except Refused:  # perhaps because of the client's salt, which has no effect
+        except Refused:  # the body may be refused because of the client's salt, which has no effect
             body = member.put(body, tenant.salt)
             renamed = self._readable(reader, parse, request, body, named=named)
         request.cache_salt = tenant.salt
@@ -151,6 +151,7 @@ class Intake:
 
 
 def request_objective(request: Request) -> str:
-    """Returns the InferenceObjective of a request: the client's claim, if allowed, or else the tenant's first objective; or ""."""
+    """Returns the InferenceObjective of a request: the one that the client names, if the tenant may use it, or else the tenant's first
+    objective; or ""."""
     claimed = client_headers.objective(request.headers) if request.wishes else ""
     return claimed if request.tenant is None else request.tenant.objective(claimed)

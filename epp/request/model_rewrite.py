@@ -3,9 +3,9 @@
     Rewrite objects ─ compiled ─▶ Rules: model -> Choice, and a Choice for all other models ─ pick ─▶ the model to request
 
 - A rule that names the model takes precedence over a rule for every model. Between rules of the same kind the rule of the oldest
-  object applies, and within one object the first rule. An object without an age counts as older than all others. Objects of equal age
-  count in their order in the input.
-- A rule lists the models to which it applies. With an empty tuple it never applies; with None it applies to every model.
+  object applies, and within one object the first rule. An object without an age is taken as older than all others. Objects of equal age are
+  taken in their order in the input.
+- A rule lists the models to which it applies. A rule with an empty tuple never applies; a rule with None applies to every model.
 - One of the rule's targets is drawn per request. If a target has a weight, targets are drawn in proportion to their weights, and
   targets without a weight are never drawn. Otherwise all targets have equal shares.
 

@@ -5,9 +5,9 @@
     metadata of the gateway   ───▶ of_metadata ─▶ pool, or UNDECIDED, or Refused
     model in the body         ───▶ of_model    ─▶ pool, or Refused
 
-A pool is the index of its `Matched` in the list. A `*` in a matcher stands for any text, even an empty text. An exact matcher takes
-precedence over a matcher with `*`. Among matchers with `*`, the first one that fits counts. `epp.config.pools_file` refuses lists in which
-a matcher never fits.
+A pool is the index of its `Matched` in the list. A `*` in a matcher matches any text, even an empty text. An exact matcher takes precedence
+over a matcher with `*`. Among several matchers with `*` that fit, the first one decides. `epp.config.pools_file` refuses lists in which a
+matcher never fits.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,7 +36,7 @@ _named: Final = msgspec.json.Decoder(msgspec.defstruct("_Named", [("model", str,
 
 
 class Matched(NamedTuple):
-    """Says which requests are for a pool. `port`: its own port, or 0. `authorities`: in lower case."""
+    """Says which requests are for a pool. `port`: the pool's own port, or 0. `authorities`: the authorities of the pool, in lower case."""
 
     name: str
     port: int = 0
@@ -52,8 +52,8 @@ class Pattern:
         self._middle = [part for part in middle if part]
 
     def fits(self, name: str) -> bool:
-        """Returns whether the pattern matches the whole name. Only a `*` matches a `*` in `name`. So `name` may be another pattern; the
-        result then says whether this pattern matches all names that the other one matches."""
+        """Returns whether the pattern matches the whole name. Only a `*` in the pattern matches a `*` in `name`. So `name` may be another
+        pattern; the result then says whether this pattern matches all names that the other one matches."""
         at, end = len(self._first), len(name) - len(self._last)
         if at > end or not name.startswith(self._first) or not name.endswith(self._last):
             return False
@@ -72,7 +72,7 @@ class Pattern:
 
 class _Names:
     def __init__(self, matchers: Sequence[tuple[str, int]]) -> None:
-        """`matchers`: the text and the pool of each, in the order of the list."""
+        """`matchers`: the text and the pool of each matcher, in the order of the list."""
         self.exact = {text: pool for text, pool in matchers if ANY not in text}
         self.patterns = [(Pattern(text), pool) for text, pool in matchers if ANY in text]
         self._kept: dict[str, int] = {}
@@ -97,7 +97,7 @@ class _Names:
 
 
 class PoolChoice:
-    """Knows which requests are for which pool. Immutable: if the pools change, a new object takes its place.
+    """Knows which requests are for which pool. The object is immutable: if the pools change, a new object takes its place.
 
     `by_model`: the pools that a model can decide on.
     """
@@ -118,7 +118,8 @@ class PoolChoice:
         return self._by_port
 
     def of_stream(self, port: int, authority: str) -> int:
-        """Returns the pool of all requests of a stream; UNDECIDED if the request decides. `port`: of the socket; `authority`: as sent."""
+        """Returns the pool of all requests of a stream; UNDECIDED if the request decides. `port`: the port of the stream's socket;
+        `authority`: the authority as the peer sent it."""
         pool = self._by_port.get(port, UNDECIDED)
         if pool != UNDECIDED or not authority:
             return pool
@@ -201,9 +202,9 @@ def listed(names: Sequence[str]) -> str:
 
 
 def no_such_pool(name: str, known: Sequence[str]) -> str:
-    """Returns why there is no pool of this name; "" if it is one of `known`, or "".
+    """Returns why there is no pool with the name; "" if the name is one of `known`, or "".
 
-    `known`: the names of several pools, "" for a place that waits for one; none if there is only one pool.
+    `known`: the names of several pools, with "" for a place without a pool; empty if there is only one pool.
     """
     if not name or name in known:
         return ""

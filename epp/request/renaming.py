@@ -54,7 +54,7 @@ def parse_renamed(
 ) -> Renamed | None:
     """Parses the body and renames the model. Returns None if the model keeps its name. Raises Refused.
 
-    `header`: whether to look for the header. The search for an absent header costs more than the rest of this function.
+    `header`: whether to look for the header. Without the header, the search for it costs more than the rest of this function.
     """
     try:
         parse(request, request.path, body)
@@ -99,5 +99,5 @@ def salt_of(tenant: Tenant, member: Member) -> bytes:
 
 
 def restorable(headers: codec.Headers) -> bool:
-    """Returns whether a response is not compressed, so that the model name can be found in its body."""
+    """Returns whether a response is uncompressed, so that the model name can be found in its body."""
     return (headers.get(CONTENT_ENCODING) or "identity").strip().lower() == "identity"

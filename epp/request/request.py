@@ -53,7 +53,8 @@ class Parts(NamedTuple):
 
 
 class Prompt:
-    """Holds the prompt that the model server will prefill, as canonical bytes. If two conversations begin alike, their bytes begin alike.
+    """Holds the prompt that the model server will prefill, as canonical bytes. If two conversations begin alike, their bytes begin alike,
+    too.
 
     A parser makes it. `canonical` is computed on first use, because not every configuration reads it. `body` and `read`: the parser sets
     both, so that each call of `parts()` can read the parts from the body. `several`: the canonical bytes of each prompt if the request
@@ -75,7 +76,7 @@ class Prompt:
 
     @property
     def canonical(self) -> bytes:
-        """Returns the bytes to hash for prefix matching; BYTES_PER_TOKEN bytes count as one token."""
+        """Returns the bytes to hash for prefix matching; BYTES_PER_TOKEN bytes stand for one token."""
         made = self._made
         if made is None:
             made = self._made = self._make()
@@ -102,8 +103,9 @@ class Subset:
 class Extent(NamedTuple):
     """Says what a request may cost beyond one answer to one prompt of text. A parser sets it.
 
-    `choices`: answers to each prompt. `prompts`: how many prompts at most. `unseen_tokens`: how many prompt tokens may come from content to
-    which the body only refers: media by URL, stored conversations. `hidden`: whether the answer lacks generated tokens, such as reasoning.
+    `choices`: answers to each prompt. `prompts`: the largest possible number of prompts. `unseen_tokens`: how many prompt tokens may come
+    from content to which the body only refers: media by URL, stored conversations. `hidden`: whether the answer lacks generated tokens,
+    such as reasoning.
     """
 
     choices: int = 1
@@ -116,10 +118,11 @@ USUAL: Final = Extent()
 
 
 class Tenant:
-    """Who sends a request. `name`: also the fairness id of its requests. `budget`: None without limits.
+    """Who sends a request. `name`: the tenant's name, which is also the fairness id of its requests. `budget`: None without limits.
 
-    `objectives`: the InferenceObjectives that the tenant may claim; empty for any. A request that claims no objective or another one gets
-    the first. `salt`: the cache salt of the tenant's requests, so that it shares no prefixes with others; "" if clients give the salt.
+    `objectives`: the InferenceObjectives that the tenant may use; empty if it may use any. A request that names no objective, or one that
+    its tenant may not use, gets the first of these. `salt`: the cache salt of the tenant's requests, so that the tenant shares no prefixes
+    with others; "" if clients give the salt.
     """
 
     __slots__ = ("budget", "members", "name", "objectives", "salt")
@@ -137,7 +140,7 @@ class Tenant:
         return claimed if not objectives or claimed in objectives else objectives[0]
 
     def may_send(self, headers: Mapping[str, str]) -> bool:
-        """Returns whether model servers may get the client's objective header: it is absent, or the tenant may claim this objective."""
+        """Returns whether model servers may get the client's objective header: it is absent, or the tenant may use this objective."""
         claimed = first_value(headers, OBJECTIVE) if self.objectives else None
         return claimed is None or self.objective(claimed) == claimed
 
@@ -145,20 +148,19 @@ class Tenant:
 class Request:
     """Holds the request of one stream. Plugins read it and write data by `request[DATUM] = value`.
 
-    Two extension points may write more: a Parser sets the fields of the body, a RequestHeader plugin may set `fairness_id`.
+    Two extension points may write more: a Parser sets the fields of the body, and a RequestHeader plugin may set `fairness_id`.
 
     From the gateway: `id`, `path` (no query string), `headers` (names in lower case), `body_bytes` (unpacked if the body is gzip),
     `subset` (None if any endpoint is allowed).
     From the body: `model`, `prompt`, `streaming`, `max_tokens` (for each choice of each prompt; None without a limit), `cache_salt`,
     `extent` (None means USUAL), `salted` (whether the body may have a cache salt, of whatever form). `prompt` and `cache_salt` are
     empty after the decision. `target_model`: the model that is requested from the model server.
-    For flow control: `fairness_id`, `priority`, `ttl_s` (the longest wait in seconds that the client wants; None without a wish).
-    `tenant`: as the gateway or an API key says (None if no tenants are configured).
-    Times in monotonic seconds: `arrived_at`, when its body was complete; `now`, which the runtime sets at each phase (decision, response
-    headers, body chunk, end); `sent_at`, when the picker answered the gateway.
-    Set by the runtime: `profile`, the name of the running profile; `considered`, the candidates from which profiles start; `runs`, the
-    profile runs so far; `emptied`, the candidates after each filter, for each profile that ended without a candidate; `unscored`, the
-    scorers that raised, so that the request was routed without them.
+    For flow control: `fairness_id`, `priority`, `ttl_s` (the longest wait in seconds that the client wants; None if it does not say).
+    `tenant`: the tenant that the gateway or an API key names (None if no tenants are configured). Times in monotonic seconds: `arrived_at`,
+    when its body was complete; `now`, which the runtime sets at each phase (decision, response headers, body chunk, end); `sent_at`, when
+    the picker answered the gateway. The runtime sets: `profile`, the name of the running profile; `considered`, the candidates from which
+    profiles start; `runs`, the profile runs so far; `emptied`, for each profile that ended without a candidate, the candidates after each
+    of its filters; `unscored`, the scorers that raised, so that the request was routed without them.
     """
 
     __slots__ = (
@@ -217,12 +219,12 @@ class Request:
         """
         key = (datum.name, self.profile) if datum.per_profile else datum.name
         data = self.data
-        if isinstance(data, dict):  # nearly always; compiled code reads a dict without a call of a method
+        if isinstance(data, dict):  # nearly always a dict; compiled code reads a dict without a method call
             return data.get(key, datum.default)
         return data.get(key, datum.default)
 
     def give(self, profile: str, datum: Datum[T], value: T) -> None:
-        """Sets a `per_profile` datum for the named profile. For profile handlers, before that profile runs."""
+        """Sets a `per_profile` datum for the named profile. A profile handler calls this before that profile runs."""
         self.data[datum.name, profile] = value
 
     def __setitem__(self, datum: Datum[T], value: T) -> None:

@@ -3,14 +3,14 @@
     # one line per key: the tenant, then the SHA-256 of the key
     acme sha256:93b1…0c7e
 
-Only hashes are kept. A key is compared in constant time, so the time of a refusal tells nothing about the keys that exist. No message has
-a part of a line, because a line may hold a key by mistake.
+Only hashes are kept. A key is compared in constant time, so the time of a refusal tells nothing about the keys that exist. No error message
+quotes a line, because a line may contain a key by mistake.
 
-SHA-256 costs more than the rest of the search for a tenant, and clients repeat their keys. So the last headers with a right key are found
-again by a faster hash of 128 bits (XXH3, seeded with the file's hashes). This weakens no comparison. A wrong key is never remembered: it
-is hashed and compared each time. Somebody who does not know a key does not know its fast hash either, so another text passes for the key
-with a chance of 1 in 2^128. Times do not tell how much of a fast hash is right: a dictionary reads the bytes of an entry only if 64 bits
-of a hash of the fast hash are equal. After a reload, no header is remembered.
+SHA-256 costs more than the rest of the search for a tenant, and clients repeat their keys. So a faster hash of 128 bits (XXH3, seeded with
+the file's hashes) finds the last headers with a right key again. This makes no comparison weaker. A wrong key is never remembered: it is
+hashed and compared each time. Somebody who does not know a key does not know its fast hash either, so another text passes for the key with
+a chance of 1 in 2^128. Times do not tell how much of a fast hash is right: a dictionary reads the bytes of an entry only if 64 bits of a
+hash of the fast hash are equal. After a reload, no header is remembered.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ HASHED: Final = "sha256:"
 HEX_DIGITS: Final = 64
 HOW: Final = "printf %s KEY | sha256sum"
 BEARER: Final = "bearer "
-# Digests are found by their first bytes. An attacker who learns from times that a bucket exists does not know one bit of a key.
+# Digests are grouped by their first bytes. An attacker who learns from times that a bucket exists does not know one bit of a key.
 BUCKET_BYTES: Final = 4
 NOTHING: Final = ((bytes(HEX_DIGITS // 2), ""),)
 _HEX: Final = re.compile(r"[0-9a-fA-F]*")
@@ -40,7 +40,7 @@ Buckets = Mapping[bytes, tuple[tuple[bytes, str], ...]]
 
 
 class Fault(NamedTuple):
-    """What is wrong in a line. `line`: counted from 1; 0 means the whole file."""
+    """Describes what is wrong in a line. `line`: counted from 1; 0 means the whole file."""
 
     line: int
     why: str
@@ -85,7 +85,7 @@ class Keys:
 
 
 def parse(text: str) -> tuple[Keys, list[Fault]]:
-    """Reads the text of a file of keys. Returns its keys, and at most FAULTS_MAX faults; with a fault, the keys are not to be used."""
+    """Reads the text of a file of keys. Returns its keys, and at most FAULTS_MAX faults; if there is a fault, do not use the keys."""
     digests: dict[bytes, str] = {}
     lines: dict[bytes, int] = {}
     faults: list[Fault] = []

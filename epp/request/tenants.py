@@ -4,7 +4,8 @@
     a header that the gateway sets                 ─┼─▶ name ─▶ Tenant, or Refused
     an API key                                     ─┘
 
-Only metadata that come with the request's headers count, not the metadata of later messages. A claim of the client never counts.
+Only metadata that come with the request's headers are used, not the metadata of later messages. What the client says about its tenant is
+never used.
 """
 
 import hashlib
@@ -39,10 +40,7 @@ class Source:
         self.passed_on = passed_on
 
     def name(self, headers: codec.Headers, message: bytes) -> str:
-        """Returns the name that the source gives, or "". `message`: the ProcessingRequest with the headers.
-
-        Raises ProtocolViolation.
-        """
+        """Returns the name that the source gives, or "". `message`: the ProcessingRequest with the headers. Raises ProtocolViolation."""
         raise NotImplementedError
 
 
@@ -80,8 +78,7 @@ class FromKey(Source):
 
 class Salts:
     """Makes cache salts. A salt is the HMAC, under a secret, of the name of a tenant or of the tenant's group. Without the secret, nobody
-    can compute a salt from the name.
-    """
+    can compute a salt from the name."""
 
     def __init__(self, secret: int, groups: Mapping[str, str] = NO_GROUPS) -> None:
         """`secret`: the 64-bit seed of prefix hashes; salts do not reveal it. `groups`: tenant -> group; others have their own salts."""
@@ -111,7 +108,7 @@ class Tenants:
     ) -> None:
         """`shares`: whether requests without a known tenant share the tenant UNKNOWN; if not, they are refused.
 
-        `objectives`: see `Tenant`. `per_tenant`: name of a tenant -> its own objectives. `salts`: None if tenants get no salts.
+        `objectives`: see `Tenant`. `per_tenant`: name of a tenant -> the tenant's own objectives. `salts`: None if tenants get no salts.
         `budget`: the budget of each tenant without an entry in `budgets`; None without limits.
         """
         self._sources = tuple(sources)

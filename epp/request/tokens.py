@@ -93,7 +93,7 @@ class MediaMatch:
     """Says how many of the request's media items each endpoint has cached. Every item has equal weight.
 
     `total`: number of distinct media items in the request. `held`: how many of these each endpoint has cached, float64 of the snapshot's
-    shape (endpoints,); None if no endpoint has one, for example for a request without media.
+    shape (endpoints,); None if no endpoint has any, for example for a request without media.
     """
 
     __slots__ = ("held", "total")

@@ -9,7 +9,7 @@ from epp.learning.latency import TPOT_HEADERS, TTFT_HEADERS, latency_predictions
 from epp.plugin import Admitter, plugin
 from epp.request import Request
 
-COLD = 0.02  # share of the KV cache in use; below this, predictions for an endpoint say little
+COLD = 0.02  # share of the KV cache in use; for an endpoint below this share, predictions say little
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):

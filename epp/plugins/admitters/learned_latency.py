@@ -52,7 +52,7 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 
 
 class Objectives:
-    """Holds the objectives of one request, in seconds; infinite without an objective. `expected`: what `Margin.sent` returned."""
+    """Holds the objectives of one request, in seconds; an objective not given is infinite. `expected`: what `Margin.sent` returned."""
 
     __slots__ = ("expected", "first_s", "token_s")
 
@@ -68,10 +68,10 @@ class LearnedLatency(Admitter, Filter, PreRequest, ResponseStreaming, ResponseCo
 
     The cost counts as the time to the first token: where requests wait in turn, later requests join and make the wait longer. If an
     endpoint would meet the objective without the margin, the request is held, because the prediction gets more certain as the wait gets
-    shorter. Else the request is refused, or passes. Requests without objectives are always admitted. All requests are admitted while the
-    model has seen too few answers. The plugin also uses the model if its predictions are worse than the pool's mean time: in an overload
-    with refusals, times stay close to their mean, and the margin covers the error.
-    As a filter, it keeps the endpoints that are predicted to meet the objectives. If no endpoint is, it keeps all endpoints.
+    shorter. Otherwise the request is refused, or passes (parameter `otherwise`). Requests without objectives are always admitted. All
+    requests are admitted while the model has seen too few answers. The plugin uses the model even if its predictions are worse than the
+    pool's mean time: in an overload with refusals, times stay close to their mean, and the margin covers the error. As a filter, it keeps
+    the endpoints that are predicted to meet the objectives. If there is no such endpoint, it keeps all endpoints.
     """
 
     Params = Parameters

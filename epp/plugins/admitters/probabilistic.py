@@ -35,7 +35,7 @@ class Probabilistic(Admitter):
     """Refuses a sheddable request (priority below 0) with probability min(1, saturation ^ power * k).
 
     The saturation is that of the utilization-detector (`epp/endpoints/pressure.py`): the mean over the candidates of
-    max(waiting / queue threshold, KV usage / KV threshold). A stale or unknown endpoint counts by its requests in flight alone.
+    max(waiting / queue threshold, KV usage / KV threshold). For a stale or unknown endpoint, only its requests in flight are used.
     """
 
     Params = Parameters
@@ -65,7 +65,7 @@ class Probabilistic(Admitter):
         return self._pressure.mean(candidates)
 
     def probability(self, saturation: float) -> float:
-        """Returns the probability of a refusal. Computes it with logarithms, so that a high power cannot overflow."""
+        """Returns the probability of a refusal. The computation uses logarithms, so that a high power cannot overflow."""
         if saturation <= 0.0:
             return 0.0
         exponent = self._log_k + self._power * math.log(saturation)

@@ -4,7 +4,7 @@ An attribute is one number per endpoint. Its name is one of NAMES (the reference
 `attributeKey` of a custom metric. `epp.config.contracts` checks that an extractor of the configuration produces the attribute. If no
 extractor does, the check suggests the nearest name.
 
-These plugins tell two kinds of values apart for which `epp.candidates` has a default value:
+For two kinds of values, `epp.candidates` has a default value, but these plugins treat them differently:
 - missing: the endpoint was never scraped, or its engine does not report the attribute; each plugin says what this means;
 - stale: the endpoint reported the attribute, but not recently. A stale value alone never drops an endpoint, and gets the score of
   the worst fresh value.
@@ -47,8 +47,8 @@ NO_NUMBERS = frozenset(("ActiveModels", "WaitingModels", ACTIVE_MODELS.name, WAI
 class Attribute:
     """Describes a configured attribute. `parameter`: the path of the parameter that names it, for error messages.
 
-    `producer`: the name of the extractor that produces the attribute; None for the core metrics extractor, "" for any extractor. If it
-    names another extractor, `needs` has that extractor, and `column_of` finds its column.
+    `producer`: the name of the extractor that produces the attribute; None for the core metrics extractor, "" for any extractor. If
+    `producer` names another extractor, `needs` has that extractor, and `column_of` finds its column.
 
     Raises ValueError if the attribute is no number, or if its name contains a '/' and `producer` is None.
     """
@@ -118,10 +118,10 @@ def _reports(snapshot: Snapshot, column: Column[Any]) -> Reports | None:
 
 
 class AttributeReader(Plugin):
-    """Base of the attribute filter and scorer: holds one attribute, its column, and which endpoints report it."""
+    """Base class of the attribute filter and scorer: holds one attribute, its column, and which endpoints report it."""
 
     def look_at(self, attribute: Attribute) -> None:
-        """Sets the attribute to read. Call it in the constructor. The column may change when the attribute's producer is known."""
+        """Sets the attribute to read. Call this method in the constructor. The column may change when the attribute's producer is known."""
         self._attribute = attribute
         self.needs = attribute.needs
         self._read(attribute.column)

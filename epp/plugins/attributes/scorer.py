@@ -15,7 +15,7 @@ LOWER = "linear_lower_is_better"
 
 
 class FixedRange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The values that count as 0 and as 1. Values outside the range are clipped.
+    """The values that score 0 and 1. Values outside the range are clipped.
 
     min: The lower end.
     max: The upper end.

@@ -21,10 +21,10 @@ THOUSAND: Final = 1000.0
 
 @plugin("predicted-pd-decider")
 class Predicted(Decider):
-    """Runs prefill on another server if the first token is predicted sooner by more than `minGainMs`.
+    """Runs prefill on another server if this is predicted to bring the first token more than `minGainMs` sooner.
 
-    It compares the predicted time at the decode target with the shortest predicted time of the prefill servers, plus the transfer of the
-    tokens that the decode target has not cached. Without the model, `nonCachedTokens` decides, as in prefix-based-pd-decider.
+    The plugin compares the predicted time at the decode target with the shortest predicted time of the prefill servers, plus the time to
+    transfer the tokens that the decode target has not cached. Without the model, `nonCachedTokens` decides, as in prefix-based-pd-decider.
     """
 
     Params = PredictedParameters

@@ -1,6 +1,6 @@
 """Reads the columns of one engine from the metrics pages of one server. `core_metrics` names the metrics of each engine.
 
-Each value counts for itself: an unreadable value leaves only its own column unknown. Only a page without any readable value is rejected.
+Each value is read by itself: an unreadable value leaves only its own column unknown. Only a page without any readable value is rejected.
 """
 
 from collections.abc import Mapping, Sequence
@@ -78,7 +78,8 @@ class Reading:
             self.least, self.most, self._rule = -float_info.max, float_info.max, "is not a finite number"
 
     def search(self, page: bytes, problems: Problems) -> float | None:
-        """Returns the gauge's value: NaN if it cannot be read, None if the page has no series of the gauge. Says why in `problems`."""
+        """Returns the gauge's value: NaN if it cannot be read, None if the page has no series of the gauge. Says in `problems` why the
+        value cannot be read."""
         try:
             samples = self.finder.samples(page)
             if not samples and self._other is not None and (samples := self._other.samples(page)):
@@ -145,7 +146,7 @@ class Extraction:
         problems: Problems = {}
         for reading in self._readings:
             value = reading.finder.find(page)
-            if not reading.least <= value <= reading.most:  # also for NaN: the value is no longer at its last place in the page
+            if not reading.least <= value <= reading.most:  # or NaN: the value is no longer at its last place in the page
                 searched = reading.search(page, problems)
                 if searched is None:
                     missing |= reading.bit
@@ -179,7 +180,7 @@ class Extraction:
         return Extracted(tuple(values), present, names, problems)
 
     def _idle_load(self, page: bytes, missing: int, problems: Problems) -> int:
-        """Returns the bits of the load's columns if the page has the cache's configuration but no load gauge, so that the load is 0.
+        """Returns the bits of the load columns if the page has the cache's configuration but no load gauge, because the load is then 0.
 
         A vLLM server with several data-parallel ranks shows no load before its first request.
         """

@@ -17,21 +17,20 @@ TOKENS_LABEL: Final = b"kv_cache_size_tokens"
 UNIT_LABEL: Final = b"prefix_match_unit"
 BLOCK_SIZE_LABEL: Final = b"block_size"
 
-Problems = dict[str, str]  # cause -> text that names the metric and the rule
+Problems = dict[str, str]  # cause -> the text that names the metric and the rule
 
 
 class Cache:
     """Reads size and number of the cache's blocks, and the tokens for which it has room.
 
-    Series of different data-parallel ranks and models are added up. Of several other series, the largest counts.
+    The values of different data-parallel ranks and models are added up. Of several series that differ in other labels, the largest is used.
     """
 
     __slots__ = ("_count_label", "_counts", "_finder", "_lines", "_places", "_problems", "_size_label")
 
     def __init__(self, selector: Selector, labels: tuple[bytes, bytes], places: tuple[int, int, int, int]) -> None:
         """`labels`: the labels of block size and number of blocks; empty if not read. `places`: the indices of block size, number of
-        blocks, tokens and ranks among the values; -1 if not wanted.
-        """
+        blocks, tokens and ranks among the values; -1 if not wanted."""
         self._finder = Finder(selector)
         self._size_label, self._count_label = labels
         self._places = places
@@ -94,7 +93,7 @@ class Cache:
 
 
 class Adapters:
-    """Reads the LoRA adapters that a server runs and that requests wait for. The newest series of each data-parallel rank counts.
+    """Reads the LoRA adapters that a server runs and that requests wait for. For each data-parallel rank, the newest series is used.
 
     While the server reports the same text, the sets stay the same objects. `most`: how many adapters the server has room for; -1 if not
     known.

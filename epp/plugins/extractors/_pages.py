@@ -42,7 +42,7 @@ class Reader(Protocol):
 
 
 class PageExtractor(Extractor):
-    """Base of the extractors that read pages. `pages`: the kind of pages that the extractor reads."""
+    """Base class of the extractors that read pages. `pages`: the kind of pages that the extractor reads."""
 
     pages: ClassVar[str] = METRICS
 

@@ -5,7 +5,7 @@
     priority                                                parts of a queue; the one without a priority is their total
     any others: engine, dp_rank, model …                    different queues: `Join` says what they become
 
-The order of the series has no effect. Of series with the same labels, the one with the latest timestamp counts, then the largest.
+The order of the series has no effect. Of series with the same labels, the one with the latest timestamp is used, then the largest.
 """
 
 from collections.abc import Callable, Sequence

@@ -3,8 +3,8 @@
 An engine is described by a mapping from columns to selectors of metrics. A label of the endpoint names its engine. If the label is
 missing, or names no known engine, the endpoint has the default engine.
 
-Each value of a page counts for itself: a value that is missing, unreadable or out of range leaves only its own column without a value.
-Metrics of LoRA adapters and of the cache's configuration may be missing; other missing metrics are reported as a problem. Only columns
+Each value of a page is read by itself: a value that is missing, unreadable or out of range leaves only its own column without a value.
+Metrics of LoRA adapters and of the cache's configuration may be missing; other missing metrics are reported as a problem. Only the columns
 that a plugin reads are wanted.
 """
 
@@ -168,7 +168,7 @@ class CoreMetricsExtractor(PageExtractor):
     """Reads load and cache metrics from the pages of vLLM, SGLang, TensorRT-LLM and Triton, or of a configured engine."""
 
     class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-        """Which engine's metrics a page has.
+        """Says which engine's metrics a page has.
 
         engine_label_key: The pod label that names the engine.
         default_engine: The engine of endpoints without the label, or with an unknown name in it.

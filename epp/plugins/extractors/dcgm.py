@@ -18,8 +18,8 @@ GPU_UTILIZATION = Column("GPUUtilization", float)
 class DcgmExtractor(PageExtractor):
     """Emits the attribute `GPUUtilization`: the highest utilization of the endpoint's GPUs, from 0 to 1.
 
-    The page of a node has the GPUs of all pods of the node. A sample with the label `pod` counts only for the pod that the label names, a
-    sample without this label for every endpoint. A GPU with a value that is not a finite number does not count.
+    The page of a node has the GPUs of all pods of the node. A sample with the label `pod` is used only for the pod that the label names; a
+    sample without this label is used for every endpoint. A GPU is ignored if its value is not a finite number.
     """
 
     produces = (GPU_UTILIZATION,)

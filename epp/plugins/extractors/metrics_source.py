@@ -1,7 +1,7 @@
 """Defines the data sources: where the page of each endpoint is, and how it is scraped.
 
-The pages of one source say which endpoints are fresh or down: the first source whose type has `shows_health`. All sources fill columns of
-the endpoint table.
+Only one source decides which endpoints are fresh or down: the first source whose type has `shows_health`. All sources fill columns of the
+endpoint table.
 """
 
 import re
@@ -31,9 +31,10 @@ def parse_interval(text: str) -> float:
 class MetricsDataSource(DataSource):
     """Scrapes the metrics page of each endpoint at `scheme://endpoint:port/path`.
 
-    If `interval_s` is None, the flag --refresh-metrics-interval sets the interval. `at_node`: the page is at the address of the endpoint's
-    node. `pages`: the kind of the source's pages. `shows_health`: the source's scrapes may say which endpoints are fresh or down.
-    `replaces_default`: the default source is not added beside this one, unless a plugin reads values of the default source.
+    If `interval_s` is None, the flag --refresh-metrics-interval sets the interval. `at_node`: whether the page is at the address of the
+    endpoint's node. `pages`: the kind of the source's pages. `shows_health`: whether the source's scrapes may decide which endpoints are
+    fresh or down.
+    `replaces_default`: whether the default source is left out beside this one, unless a plugin reads values of the default source.
     `budget`: the share of a server's time that its pages may take; None if not set.
     """
 

@@ -31,7 +31,8 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 class MulticlusterMetricsExtractor(PageExtractor):
     """Emits a pool's average KV-cache utilization and average queue, for the multicluster scorers.
 
-    A page with only one of the two metrics still gives this metric; a page without both is rejected. Of several series, the mean counts.
+    A page with only one of the two metrics still gives this metric; a page without both is rejected. If a metric has several series, their
+    mean is used.
     """
 
     Params = Parameters

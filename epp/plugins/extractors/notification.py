@@ -10,7 +10,7 @@ Name = Annotated[str, msgspec.Meta(min_length=1)]
 
 
 class Notification(DataSource):
-    """Base of the sources that scrape nothing."""
+    """Base class of the sources that scrape nothing."""
 
     scrapes = False
 

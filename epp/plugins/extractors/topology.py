@@ -25,7 +25,7 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 class TopologyExtractor(NamesPlaces, Extractor):
     """Names the labels that the topology filter and scorer read. This extractor needs no data source.
 
-    If an endpoint lacks the label that is configured for the host, its label `kubernetes.io/hostname` counts. The picker gives this label,
+    If an endpoint lacks the label that is configured for the host, its label `kubernetes.io/hostname` is used. The picker gives this label,
     with the name of the node, to each pod that lacks it.
     """
 

@@ -1,12 +1,13 @@
 """Keeps the programs that a `thunder-agent` follows, and how many tokens they hold in the KV cache of each endpoint.
 
-A *program* is one run of an agent: all requests with one fairness id. A *turn* is one of these requests. Each turn sends the whole history
-again. So a program holds as many tokens as its last answer reported in total, or as its running request probably has: the larger number,
-not the sum. While a program has no request in flight, its tokens halve every half-life, because the engine evicts its blocks.
+A *program* is one run of an agent: all requests with the same fairness id. A *turn* is one of these requests. Each turn sends the whole
+history again. So a program holds the tokens that its last answer reported in total, or those that its running request probably has: the
+larger number, not the sum. While a program has no request in flight, its tokens halve every half-life, because the engine evicts its
+blocks.
 
 Names, formulas and defaults are those of the reference picker. Each endpoint has a sum of its programs' tokens, which is updated with
-each turn. So reading the sum costs the same for ten programs and for ten thousand. This is possible because the tokens of all idle
-programs fade at the same rate, and so does their sum.
+each turn. So reading the sum costs the same for ten programs and for ten thousand. This is possible because the tokens of all idle programs
+fade at the same rate, so their sum fades at this rate, too.
 """
 
 import math
@@ -32,7 +33,7 @@ PodKey = tuple[int, int]  # slot and generation of an endpoint
 
 
 class Waiters(Protocol):
-    """The listener for changes of a program that has requests waiting in its band."""
+    """The listener that learns of changes of a program with requests that wait in its band."""
 
     def reclassed(self, key: FlowKey) -> None:
         """Notes that the class or the size of the program may have changed."""
@@ -112,7 +113,7 @@ class Reservation(NamedTuple):
 
 
 class Programs:
-    """Holds all programs of a picker, and its endpoints. Times are monotonic seconds."""
+    """Holds all programs of a picker, and the endpoints of the picker. Times are monotonic seconds."""
 
     def __init__(self, half_life_s: float, ttl_s: float) -> None:
         self._half_life_s = half_life_s
@@ -137,7 +138,8 @@ class Programs:
         return pod
 
     def keep_pods(self, kept: Mapping[PodKey, object]) -> list[Pod]:
-        """Forgets and returns the endpoints that are not in `kept`. Their programs stay bound until a turn goes to another endpoint."""
+        """Forgets and returns the endpoints that are not in `kept`. The programs of these endpoints stay bound until a turn goes to another
+        endpoint."""
         gone = [pod for key, pod in self.pods.items() if key not in kept]
         for pod in gone:
             del self.pods[pod.key]
@@ -205,8 +207,8 @@ class Programs:
     def end(self, fairness_id: str, estimate: int, reported: int, now: float, *, answered: bool) -> bool:
         """Records that a turn has ended. Returns whether the program has ended with this turn.
 
-        `estimate`: as for `begin`. `reported`: the tokens that the answer reported. If this is 0, the estimate counts instead if there was
-        an answer (`answered`).
+        `estimate`: as for `begin`. `reported`: the tokens that the answer reported. If this is 0 and there was an answer (`answered`), the
+        estimate is used instead.
         """
         self.now = max(self.now, now)
         program = self._programs.get(fairness_id)
@@ -237,7 +239,8 @@ class Programs:
     def shed(self, pod: Pod, over: float, idle_s: float, each: float, now: float) -> int:
         """Takes room from idle programs of a pod, the smallest program first, until `over` tokens are free. Returns how many lost room.
 
-        `idle_s`: how long a program must have been idle. `each`: how many tokens of room a program frees besides those that it holds.
+        `idle_s`: how long a program must have been idle. `each`: how many tokens of room each of these programs frees besides those that it
+        holds.
         """
         idle = [
             (self.tokens(program, now) + each, fairness_id, program)
@@ -256,7 +259,7 @@ class Programs:
         return count
 
     def sweep(self) -> int:
-        """Drops programs that had been idle for longer than the TTL at the last request. Returns how many it dropped."""
+        """Drops programs that, at the time of the last request, had been idle for longer than the TTL. Returns how many it dropped."""
         oldest, count = self.now - self._ttl_s, 0
         for fairness_id, program in list(islice(self._programs.items(), SWEPT_MAX)):
             if program.last < oldest and not program.in_flight and not program.bands:
@@ -334,7 +337,7 @@ class Programs:
     def _make_room(self) -> None:
         """Drops the least recently used program without waiting or running requests.
 
-        The limits of requests and flows bound how many programs have such requests.
+        There are not many programs with such requests, because the numbers of requests and flows are limited.
         """
         for fairness_id, program in islice(self._programs.items(), TRIED_MAX):
             if not program.bands and not program.in_flight:

@@ -1,12 +1,12 @@
-"""Says what requests cost model servers, in tokens. It estimates a cost at dispatch, and corrects the cost when the answer ends.
+"""Says how many tokens requests cost model servers. The cost is estimated at dispatch, and corrected when the answer ends.
 
     cost of a request = uncached prompt tokens + output tokens
 
-At dispatch, the prompt costs its bytes times the fairness id's average of uncached prompt tokens per byte. The output costs the fairness
-id's average of output tokens, but at most the request's own limit. Both averages follow what servers report, within the bounds of
-`epp.protocol.usage_bounds`. Before the first report for an id, the averages of all ids count. When the answer ends, the charged account
-is credited or charged the difference to the reported cost. If the server does not report cached tokens, the prefix match at the endpoint
-counts. An answer that failed or never came costs nothing. An answer that was cut short without a report costs the estimate.
+At dispatch, the cost of the prompt is its bytes times the fairness id's average of uncached prompt tokens per byte. The cost of the output
+is the fairness id's average of output tokens, but at most the request's own limit. Both averages follow what servers report, within the
+bounds of `epp.protocol.usage_bounds`. Before the first report for an id, the averages over all ids are used. When the answer ends, the
+charged account is credited or charged the difference to the reported cost. If the server does not report cached tokens, the prefix match at
+the endpoint is used. An answer that failed or never came costs nothing. An answer that was cut short without a report costs the estimate.
 
 This code is not in the plugin's class, because mypyc makes no native class of a plugin, and these methods run for each request.
 """
@@ -28,7 +28,7 @@ ADAPT: Final = 0.125  # weight of the latest value in a moving average
 
 
 class Balance:
-    """Holds the corrections that an account has not taken over yet. `owed`: in tokens; above 0 a credit, below 0 a debt."""
+    """Holds the corrections that an account has not taken over yet. `owed`: a number of tokens; above 0 it is a credit, below 0 a debt."""
 
     def __init__(self) -> None:
         self.owed = 0.0
@@ -113,7 +113,7 @@ class TokenCosts:
         run = decision.run(decision.primary)
         if match is None or match.cached is None or run is None:
             return 0.0
-        return float(match.cached.item(run.row))  # a server does not compute a block in a slower tier again
+        return float(match.cached.item(run.row))  # a server does not compute a block again that it has in a slower tier
 
     def _learn(self, fairness_id: str, bytes: int, prompt: float | None, output: float | None) -> None:
         known, overall = self._averages, self._overall

@@ -1,4 +1,4 @@
-"""Turn priority: the session with the most turns goes first, but a long wait counts, too.
+"""Turn priority: the session with the most turns goes first, but a long wait raises the score, too.
 
 A *session* is a program, that is, all requests with one fairness id; a *turn* is one of its requests. A session that has taken many turns
 probably still has its prefix in a KV cache, so its next turn costs least. The flow with the highest score goes next. Among equal scores,
@@ -6,8 +6,8 @@ the flow whose head (first waiting request) has waited longest goes next:
 
     score = turns already dispatched + 1 + time weight x seconds that the head has waited
 
-If a session was inactive for longer than the inactivity time before the head arrived, the head counts as its first turn. The head of the
-flow of requests without a fairness id always counts as a first turn, because this flow is no session.
+If a session was inactive for longer than the inactivity time before the head arrived, the head is taken as the session's first turn. The
+head of the flow of requests without a fairness id is always taken as a first turn, because this flow is no session.
 
 All heads age at the same rate, so `turn - weight x arrival` has the same order as the score, and changes only when the flow changes. The
 negative of this value is the claim that workers compare. The ledger tells all workers how many turns a session has taken: a position
@@ -48,7 +48,8 @@ class Sessions(Protocol):
 
 
 class Depths:
-    """Orders the flows of one band that have waiting requests. Each has a row of the arrays. The last row replaces a flow that leaves."""
+    """Orders the flows of one band that have waiting requests. Each of these flows has a row of the arrays. When a flow leaves, the last
+    row takes its place."""
 
     def __init__(self, policy: Sessions, time_weight: float, inactivity_s: float) -> None:
         self._policy = policy

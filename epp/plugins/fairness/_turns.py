@@ -35,7 +35,7 @@ class Head(NamedTuple):
 
 
 class Admission(Protocol):
-    """The policy, which knows how much room the endpoints have, and counts events."""
+    """The object that knows how much room the endpoints have, and counts events: the policy."""
 
     programs: Programs
 
@@ -59,7 +59,7 @@ class Turns:
     def __init__(self, policy: Admission) -> None:
         self._policy = policy
         self._heads: dict[FlowKey, Head] = {}
-        self._holding: dict[FlowKey, Head] = {}  # flows whose programs hold room; they never wait for long
+        self._holding: dict[FlowKey, Head] = {}  # flows whose programs have room reserved; they never wait for long
         self._ages: list[tuple[float, FlowKey]] = []  # sorted: (arrival of the head, flow)
         self._fitting: dict[int, list[Place]] = {RESUMING: [], NEW: []}  # per class, sorted
 

@@ -75,7 +75,7 @@ class Line:
         """Does nothing: the order does not depend on earlier requests."""
 
     def forget(self, key: FlowKey) -> None:
-        """Does nothing: there is no state of an empty flow."""
+        """Does nothing, because an empty flow has no state."""
 
     def _tidy(self) -> None:
         heads = self._heads

@@ -1,14 +1,14 @@
 """Program-aware fairness has two strategies. This module has the policy and the strategy `las`; `_turn_priority` has `turn-priority`.
 
-`las` is least attained service: the program that recently got the fewest tokens goes first, but a long wait counts, too.
+`las` means least attained service: the program that recently got the fewest tokens goes first, but a long wait raises the score, too.
 
 A *program* is all requests with one fairness id, in all bands. Its attained service S grows by input + 2 x output tokens when an
 answer ends, and halves every half-life. The head of a flow is its first waiting request. The flow with the highest score goes next:
 
     score = service weight x (1 - S, min-max normalised) + head-wait weight x (age of the head, min-max normalised)
 
-S and ages are normalised over the flows with waiting requests. If all values are equal, each counts 0.5. If servers report no usage, all
-S are 0 and the oldest head goes first.
+S and ages are normalised over the flows with waiting requests. If all values are equal, each becomes 0.5. If servers report no usage, all S
+are 0 and the oldest head goes first.
 
 All S fade at the same rate, and all heads age at the same rate. So normalised values stay constant while nothing happens. The code
 therefore stores S on a scale that grows as S fades, and the head's arrival instead of its age. A pick looks at one array of scores.
@@ -76,7 +76,7 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
     strategy: How programs are compared: by service received, or by turns.
     las_weight_service: `las`: the weight of the service that a program received.
     las_weight_head_wait: `las`: the weight of how long the first request of a flow waits.
-    las_half_life_seconds: `las`: after this time, service counts half.
+    las_half_life_seconds: `las`: the time after which a service has half its weight.
     turn_priority_time_weight: `turn-priority`: the weight of how long the first request of a flow waits.
     turn_priority_inactivity_seconds: `turn-priority`: after this time without requests, a program begins anew.
     eviction_ttl_seconds: How long an inactive program is remembered.
@@ -101,7 +101,7 @@ COUNTS_WITH: Final = {
 
 
 class _Program:
-    """Holds the state of one program. `service`: its attained service at the time `at`. `bands`: those with waiting requests of it.
+    """Holds the state of one program. `service`: its attained service at the time `at`. `bands`: those in which it has waiting requests.
 
     `turns`: how many requests of the program were dispatched; counted for turn priority only.
     """
@@ -195,7 +195,7 @@ class ProgramAware(FairnessPolicy, PreRequest, ResponseComplete):
     def waited_as(self, fairness_id: str, item: Queued) -> None:
         """Records the fairness id of the flow in which an item waited, if it differs from the item's own id.
 
-        Beyond a limit of flows, requests with several fairness ids share one flow.
+        If there are too many flows, requests with several fairness ids share one flow.
         """
         request = original(item)
         if isinstance(request, Request) and request.fairness_id != fairness_id:
@@ -244,7 +244,7 @@ class ProgramAware(FairnessPolicy, PreRequest, ResponseComplete):
         return program.service * math.exp2(-passed / half_life) if half_life > 0 and passed > 0 else program.service
 
     def sweep(self) -> None:
-        """Drops programs that had been idle for longer than the TTL at the last request."""
+        """Drops programs that, at the time of the last request, had been idle for longer than the TTL."""
         oldest = self._now - self.params.eviction_ttl_seconds
         for fairness_id, program in list(islice(self._programs.items(), SWEPT_MAX)):
             if program.last < oldest and not program.in_flight and not program.bands:
@@ -290,7 +290,8 @@ def jain(values: Sequence[float]) -> float:
 
 
 class Scores:
-    """Orders the flows of one band that have waiting requests. Each has a row of the arrays. The last row replaces a flow that leaves.
+    """Orders the flows of one band that have waiting requests. Each of these flows has a row of the arrays. When a flow leaves, the last
+    row takes its place.
 
     `_score`: service factor x (S - least S) + arrival factor x (arrival - earliest arrival). The flow with the lowest `_score` goes first.
     """

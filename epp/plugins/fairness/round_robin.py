@@ -41,4 +41,4 @@ class Ring:
             self._flows.move_to_end(flow.key)
 
     def forget(self, key: FlowKey) -> None:
-        """Does nothing: there is no state of an empty flow."""
+        """Does nothing, because an empty flow has no state."""

@@ -46,20 +46,22 @@ Positive = Annotated[float, msgspec.Meta(gt=0)]
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """How much room there is, and which programs wait for it. As in the reference picker.
+    """How much room there is, and which programs wait for it. Names and defaults are those of the reference picker.
 
     capacity_tokens: The size, in tokens, of the KV cache of an endpoint that reports none.
     require_real_capacity: An endpoint that does not report the size of its KV cache has no room.
     util_threshold: The share of the KV cache up to which programs are let in.
-    acting_half_life_seconds: After this time without a request, the tokens of a program count half. With 0, they count fully for ever.
+    acting_half_life_seconds: The time without a request after which the tokens of a program have half their weight. With 0, they keep their
+    full weight for ever.
     buffer_tokens_per_program: Room that is kept for each program to grow.
-    shed_idle_seconds: Above utilThreshold, programs that are idle for so long lose their room, the smallest first. With 0, no program does.
-    head_wait_starvation_ms: A request that has waited for so long goes, even if no endpoint has room for it. With 0, it waits on.
+    shed_idle_seconds: Above utilThreshold, programs that are idle for so long lose their room, the smallest first. With 0, no program loses
+    its room.
+    head_wait_starvation_ms: A request that has waited for so long goes, even if no endpoint has room for it. With 0, it keeps waiting.
     eviction_ttl_seconds: How long an inactive program is remembered.
     eviction_sweep_seconds: The time between two searches for inactive programs.
     session_final_header: The header that marks a program's last turn by the value `true` or `1`.
     parent_session_header: Accepted, without effect.
-    profile_name: The profile that chooses a program's endpoint. Default: the primary one.
+    profile_name: The profile that chooses a program's endpoint. Default: the primary profile.
     """
 
     capacity_tokens: Annotated[int, msgspec.Meta(gt=0)] = CAPACITY_TOKENS
@@ -302,7 +304,7 @@ class ThunderAgent(FairnessPolicy, SaturationDetector, Scorer, PreRequest, Respo
 
 
 def _index(pod: Pod, candidates: Candidates) -> int:
-    """Returns the index of a pod among the candidates; -1 if it is not among them."""
+    """Returns the index of a pod among the candidates; -1 if the pod is no candidate."""
     row = candidates.snapshot.endpoint_list.row_of_owner.get(pod.owner, -1)
     if row < 0 or (candidates.snapshot.endpoints[row].slot, candidates.snapshot.endpoints[row].generation) != pod.key:
         return -1

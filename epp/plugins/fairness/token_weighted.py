@@ -7,8 +7,8 @@
 Order: Each flow has a position: the tokens that it was served, divided by its weight. The flow with the smallest position goes first,
 as in deficit round robin with the shortest possible rounds. The virtual *time* of a band is the position of the flow served last, before
 this flow was served. The ledger shows the positions to all workers, so that all use the same order. A flow that becomes non-empty again
-starts at time - Q at least, where Q is the quantum. So a flow cannot save up more than Q while it sends nothing, and a small flow can be
-at most Q ahead of flows that wait all the time.
+starts at time - Q or later, where Q is the quantum. So a flow cannot save up more than Q while it sends nothing, and a small flow can be at
+most Q ahead of flows that wait all the time.
 
 Bound: Let S be the tokens that a flow was served, w its weight, and M the largest cost of one request in tokens. While two flows i and j
 have requests waiting all the time, from the first dispatch of each on, they differ over any period by at most
@@ -18,8 +18,8 @@ have requests waiting all the time, from the first dispatch of each on, they dif
 This holds while estimates are exact. A wrong estimate is corrected when the flow is served next; a credit pays at most half of a cost.
 The bound is for one worker. For several workers it grows by three terms: the tolerance (TOLERANCE), the tokens that a worker dispatches
 before it sees the others' positions, and M / w of the waiting flow with the smallest weight. The last term is necessary because a flow
-that has waited in one worker may be fresh in another, and time advances by M / w before the other worker finds out. A flow that the
-ledger has lost gets its share in each worker. When no worker has a waiting request of a band, the busy period and all debts end.
+that has waited in one worker may be fresh in another, and time advances by M / w before the other worker finds out. If the ledger has lost
+a flow, the flow gets its full share in each worker. When no worker has a waiting request of a band, the busy period and all debts end.
 
 Fresh flows: A flow that asks for little should wait only briefly. A flow is *fresh* if its position is at most time - Q, that is, if it got
 at least Q less than its share. Fresh flows go in order of arrival, before all flows with a position above time - Q. Many fresh flows, for
@@ -65,7 +65,7 @@ class _Account(Balance):
         self.looked = -1  # the value of `Ledger.served` when the position was last read from the ledger
 
     def pay(self, start: float, cost: float) -> float:
-        """Moves the position to `start` + cost / weight, with the cost corrected by `owed`. Returns position - start."""
+        """Moves the position to `start` + cost / weight, where `owed` corrects the cost. Returns position - start."""
         owed = self.owed
         if owed:
             used = min(owed, cost * CREDIT_PART)
@@ -115,7 +115,7 @@ class TokenWeighted(FollowsDecisions, FairnessPolicy, ResponseComplete):
 
 
 class Alone:
-    """The `Ledger` of the only worker: no other worker has positions."""
+    """The `Ledger` if there is only one worker, so that no other worker has positions."""
 
     def served(self) -> int:
         return 0
@@ -286,7 +286,7 @@ class Turns:
         return None
 
     def _first(self) -> _Account | None:
-        """Returns the first flow of the line, or None if it is empty. Drops void entries, and moves flows that other workers served."""
+        """Returns the first flow of the line, or None. Drops void entries, and moves flows that other workers served."""
         line = self._line
         while line:
             stood, number, account = line[0]

@@ -13,7 +13,7 @@ from epp.request import Request
 
 @subclassed
 class LabelFilter(Filter):
-    """Base of filters that decide by labels alone. Calls `matches` once per endpoint of an endpoint list, and keeps the results."""
+    """Base class of filters that decide by labels alone. Calls `matches` once per endpoint of an endpoint list, and keeps the results."""
 
     def __init__(self, name: str, params: Any) -> None:
         super().__init__(name, params)

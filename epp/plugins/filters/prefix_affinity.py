@@ -20,7 +20,7 @@ NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """When affinity counts, and when it costs too much.
+    """From which share of a prompt affinity applies, and when it costs too much.
 
     affinity_threshold: The share of a prompt that must be cached; 0 or less switches the filter off.
     exploration_probability: The probability that the filter keeps all endpoints of a request.
@@ -74,7 +74,7 @@ class PrefixCacheAffinity(FollowsMatches, Filter):
         self._threshold = params.affinity_threshold
         self._exploration = params.exploration_probability
         if not self._predicted:
-            self._penalty *= params.peak_prefill_throughput / 1000.0  # from milliseconds to tokens
+            self._penalty *= params.peak_prefill_throughput / 1000.0  # converts milliseconds to tokens
         self._match = prefix_match(params.prefix_match_info_producer_name or APPROXIMATE)
         self._predictions = latency_predictions(params.latency_prediction_info_producer_name)
         gate = (self._predictions if self._predicted else INFLIGHT_TOKENS,) if self._penalty else ()

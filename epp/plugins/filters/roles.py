@@ -22,7 +22,7 @@ from epp.plugins.filters import LabelFilter
 
 
 class RoleFilter(LabelFilter):
-    """Decides by the role label alone; has no parameters."""
+    """Base class of filters that decide by the role label alone; it has no parameters."""
 
     roles: ClassVar[frozenset[str]]
     unlabelled: ClassVar[bool] = False

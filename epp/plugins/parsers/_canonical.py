@@ -56,7 +56,7 @@ MEDIUM_TOKENS: Final = {"image": 225, "video": 4500, "audio": 250, "file": 250}
 # How many media of a request have repeated hashes; later media have their hash only once, so that they add few bytes.
 LONG_MEDIA_MAX: Final = 64
 DEPTH_MAX: Final = 3  # lists of parts that are nested deeper are encoded as JSON
-SURE_BYTES: Final = 32768  # a body shorter than this is never crowded
+SURE_BYTES: Final = 32768  # only longer bodies are checked for crowding
 OBJECTS_MAX: Final = 1000  # messages, parts and similar objects of a body, plus OBJECTS_PER_MIB for each of its MiB
 OBJECTS_PER_MIB: Final = 500
 # Bytes of a long text that are searched at once: they stay in the CPU cache, and a match ends the search.
@@ -75,7 +75,7 @@ SPACED_TEXT: Final = 27
 Piece: TypeAlias = bytes | memoryview
 Text: TypeAlias = Callable[[Raw | memoryview], Piece]
 _long_escape: Final = re.compile(rb"\\[u/]").search
-_escape: Final = re.compile(rb"[^\\](\\u(?![dD][c-fC-F]))")  # not the second half of a surrogate pair
+_escape: Final = re.compile(rb"[^\\](\\u(?![dD][c-fC-F]))")  # excludes the second half of a surrogate pair
 _encode: Final = msgspec.json.Encoder(order="sorted").encode
 _decode: Final = msgspec.json.Decoder().decode
 
@@ -229,7 +229,7 @@ class Shortener:
 
 
 def _between_escapes(text: bytes, at: int) -> int:
-    """Returns a place shortly before `at` at which the string can be cut, after a blank or before an escape; 0 without such a place."""
+    """Returns a place shortly before `at` at which the string can be cut, after a blank or before an escape; 0 if there is none."""
     low = max(1, at - CUT_BYTES)
     blank = text.rfind(b" ", low, at) + 1
     if blank:
@@ -241,7 +241,7 @@ def _between_escapes(text: bytes, at: int) -> int:
 def lone_text(raw: Raw) -> memoryview | None:
     """Returns the text of a list of parts with only one text, as a JSON string; None if the list is not in the usual form of such lists.
 
-    Takes half the time of decoding the list. If the third byte from the end closes the string, the list ends with `"}]`.
+    This takes half the time of decoding the list. If the third byte from the end closes the string, the list ends with `"}]`.
     """
     listed = bytes(raw)
     start = SPACED_TEXT if listed.startswith(SPACED) else COMPACT_TEXT if listed.startswith(COMPACT) else 0
@@ -249,7 +249,7 @@ def lone_text(raw: Raw) -> memoryview | None:
 
 
 def has_long_escape(data: bytes, start: int = 0) -> bool:
-    """Returns whether an escape in `data` may have a shorter form. An escaped backslash before `u` or `/` counts, too."""
+    """Returns whether an escape in `data` may have a shorter form. An escaped backslash before `u` or `/` has the same effect."""
     if find(data, b"\\", start) < 0:
         return False
     if len(data) - start < SHORT_BYTES:
@@ -264,7 +264,7 @@ def has_long_escape(data: bytes, start: int = 0) -> bool:
 
 def first(raw: Any) -> int:
     """Returns the first byte of a JSON value; 0 if the value is missing. `raw`: `Raw`, bytes or a view."""
-    if isinstance(raw, bytes):  # avoids a view, which costs more than the rest
+    if isinstance(raw, bytes):  # a bytes object needs no view, which would cost more than the rest
         return raw[0]
     return 0 if raw is EMPTY else memoryview(raw)[0]
 

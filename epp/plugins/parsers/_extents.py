@@ -33,14 +33,14 @@ def describe(request: Request, *, choices: int = 1, prompts: int = 1, unseen: in
 
 
 def prompts_of(raw: Raw, several: int) -> int:
-    """Returns at most how many prompts a list has. `several`: how many prompts were read one by one."""
+    """Returns the largest number of prompts that a list can have. `several`: how many prompts were read one by one."""
     if several or first(raw) != BRACKET or len(memoryview(raw)) <= SEARCHED_BYTES:
         return max(1, several)
     return bytes(raw).count(b",") + 1
 
 
 def media_tokens(messages: Sequence[Message]) -> int:
-    """Returns at most how many tokens the media of these messages take. A text costs one look."""
+    """Returns the largest number of tokens that the media of these messages can take. A text costs one look."""
     tokens, left = 0, SEARCHED_BYTES
     for message in messages:
         content = message.content
@@ -53,7 +53,7 @@ def media_tokens(messages: Sequence[Message]) -> int:
 
 
 def item_tokens(raw: Raw) -> int:
-    """Does the same as `media_tokens` for a list of items."""
+    """Does the same for a list of items."""
     return _tokens(raw) if first(raw) == BRACKET and len(memoryview(raw)) <= SEARCHED_BYTES else 0
 
 

@@ -191,7 +191,7 @@ _REACH: Final = len(_LONGEST_FIRST[0])
 
 
 def api_of(path: str) -> Api:
-    """Returns the API whose suffix matches the end of the path; the longest suffix wins. An unknown path counts as completions."""
+    """Returns the API whose suffix matches the end of the path; the longest suffix wins. An unknown path is taken as completions."""
     # only the end of a path goes into the cache: paths come from clients and may be long
     return _api_of(path.rstrip("/")[-_REACH:])
 

@@ -207,7 +207,7 @@ def _blocks(content: Sequence[Any]) -> Iterator[bytes | Media]:
 
 
 def _member(block: dict[str, Any], name: str, field: str) -> str:
-    """Returns the text `block[name][field]`. If `block[name]` is a text itself, it counts as the field `url`."""
+    """Returns the text `block[name][field]`. If `block[name]` is a text itself, it is treated as the field `url`."""
     value = block.get(name)
     text = value.get(field) if isinstance(value, dict) else value if field == "url" else None
     return text if isinstance(text, str) else ""

@@ -41,7 +41,7 @@ class Reader:
 
     def _decoded(self, found: tuple[Any, ...]) -> Any:
         values, decoders = self._defaults.copy(), self._decoders
-        missing = EMPTY  # compiled code looks up the name of another module at each use
+        missing = EMPTY  # a local name, because compiled code looks up the name of another module at each use
         for at, raw in enumerate(found):
             if raw is not missing:
                 decode = decoders[at]

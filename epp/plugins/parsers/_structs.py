@@ -1,4 +1,4 @@
-"""Declares the JSON of request bodies. Not compiled: msgspec reads annotations at run time."""
+"""Declares the JSON of request bodies. This module is not compiled, because msgspec reads annotations at run time."""
 
 from typing import Annotated, Any, Final, TypeAlias
 

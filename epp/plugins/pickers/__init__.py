@@ -13,7 +13,7 @@ from epp.plugin import Picker, Services
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
     """How many endpoints are picked.
 
-    max_num_of_endpoints: How many targets to return, best first; 0 or less counts as 1.
+    max_num_of_endpoints: How many targets to return, best first; 0 or less means 1.
     """
 
     max_num_of_endpoints: int = 1
@@ -29,7 +29,7 @@ class DrawParameters(Parameters, frozen=True, forbid_unknown_fields=True, rename
 
 
 class CountedPicker(Picker):
-    """Base of pickers that return up to `_count` targets. `_rng`: the random generator of the picker plugin."""
+    """Base class of pickers that return up to `_count` targets. `_rng`: the random generator of the picker plugin."""
 
     def __init__(self, name: str, params: Parameters) -> None:
         super().__init__(name, params)
@@ -41,7 +41,7 @@ class CountedPicker(Picker):
 
 
 class DrawingPicker(CountedPicker):
-    """Base of pickers that draw among the `_top` candidates with the highest scores, or among all if `_top` is 0."""
+    """Base class of pickers that draw among the `_top` candidates with the highest scores, or among all if `_top` is 0."""
 
     def __init__(self, name: str, params: DrawParameters) -> None:
         super().__init__(name, params)

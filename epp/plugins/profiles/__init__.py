@@ -11,7 +11,7 @@ from epp.request import Request
 
 @subclassed
 class OneProfile(ProfileHandler):
-    """Base of handlers for configurations with exactly one profile. The profile runs once, and its targets are the result."""
+    """Base class of handlers for configurations with exactly one profile. The profile runs once, and its targets are the result."""
 
     def check(self, profiles: Sequence[str]) -> str | None:
         if len(profiles) == 1:

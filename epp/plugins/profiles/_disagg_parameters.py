@@ -1,4 +1,4 @@
-"""The parameters of `epp.plugins.profiles.disagg`. Not compiled: msgspec reads annotations at run time."""
+"""The parameters of `epp.plugins.profiles.disagg`. This module is not compiled, because msgspec reads annotations at run time."""
 
 import msgspec
 
@@ -30,12 +30,12 @@ class StageDeciders(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """Which profiles and deciders the stages have, as in the reference picker: either nested, or by the deprecated flat names.
+    """The profiles and deciders of the stages, as in the reference picker: either nested, or by the deprecated flat names.
 
     profiles: Scheduling profiles of the stages.
     deciders: Plugins that decide whether a request needs a stage.
-    stage_order: The order in which stages are scheduled. Case, `-` and `_` do not count.
-    on_no_prefill: What happens to a request whose prefill stage is wanted but finds no endpoint. Not in the reference picker.
+    stage_order: The order in which stages are scheduled. Case, `-` and `_` are ignored.
+    on_no_prefill: What happens to a request whose prefill stage is wanted but finds no endpoint. The reference picker lacks this parameter.
     decode_profile: Deprecated: use profiles.decode.
     prefill_profile: Deprecated: use profiles.prefill.
     encode_profile: Deprecated: use profiles.encode.

@@ -51,7 +51,7 @@ def decisions(name: str) -> Metric:
 
 
 def wanted(decider: Decider, request: Request, run: ProfileRun | None) -> bool:
-    """Returns whether the decider wants its stage. An exception of the decider counts as the decider's failure, not the handler's."""
+    """Returns whether the decider wants its stage. An exception of the decider is counted as the decider's failure, not the handler's."""
     try:
         return decider.wanted(request, run)
     except Exception as problem:
@@ -77,7 +77,7 @@ def address_stages(decision: Decision, prefill: str, encode: str) -> None:
 
 @subclassed
 class Staged(ProfileHandler):
-    """Base of the handlers for disaggregated serving: combines the runs of the stages into one decision."""
+    """Base class of the handlers for disaggregated serving: combines the runs of the stages into one decision."""
 
     decided: Metric
 

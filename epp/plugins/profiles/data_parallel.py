@@ -25,7 +25,7 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 class DataParallel(OneProfile):
     """Runs the only profile, names the picked rank in a header, and sends the request to the primary port of the rank's host.
 
-    All targets get the primary port. They keep slot and owner, so load and cache still count for the picked rank.
+    All targets get the primary port. Slot and owner stay those of the picked rank, so load and cache are counted for it.
     """
 
     Params = Parameters

@@ -25,7 +25,7 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
     prefix_plugin_name: Accepted, without effect: the decider determines the prefix matches that it reads.
     prefix_plugin_type: Accepted, without effect: the decider determines the prefix matches that it reads.
     prefix_match_info_producer_name: Accepted, without effect: the decider determines the prefix matches that it reads.
-    on_no_prefill: What happens to a request whose prefill stage is wanted but finds no endpoint. Not in the reference picker.
+    on_no_prefill: What happens to a request whose prefill stage is wanted but finds no endpoint. The reference picker lacks this parameter.
     """
 
     decode_profile: str = DECODE

@@ -33,7 +33,7 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 class Concurrency(SaturationDetector, Filter):
     """Computes the saturation as requests or tokens in flight / the most that all endpoints may have in flight.
 
-    In mode `hybrid`, the saturation is a mean over the endpoints: each counts with the larger of its two ratios. Without endpoints, the
+    In mode `hybrid`, the saturation is the mean, over the endpoints, of the larger of the endpoint's two ratios. Without endpoints, the
     saturation is 1. Stale metrics do not matter, because no scraped value is read. As a filter, this plugin keeps the endpoints below their
     limit x (1 + headroom), rounded down; maybe no endpoint.
     """

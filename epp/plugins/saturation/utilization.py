@@ -16,8 +16,8 @@ class Utilization(SaturationDetector, Filter):
     """Computes the saturation as the mean over the endpoints of max(waiting / queue threshold, KV usage / KV threshold).
 
     Without endpoints the saturation is 1. `waiting` includes requests sent since the last scrape. For a stale or unknown endpoint,
-    `waiting` is the number of requests in flight, and the KV cache does not count, unless `stalenessPolicy` says otherwise. Every endpoint
-    has the same weight, however large its server is.
+    `waiting` is the number of requests in flight, and the KV cache is ignored, unless `stalenessPolicy` says otherwise. Every endpoint has
+    the same weight, however large its server is.
 
     As a filter, this plugin keeps the endpoints that are below both thresholds x (1 + headroom), or all endpoints if no endpoint is.
     """

@@ -46,7 +46,7 @@ class Ranges:
         self.low, self.high, self.base, self.slope = np.array(rows, dtype=np.float64).reshape(-1, 4).T.copy()
 
     def distance(self, tokens: int) -> Floats:
-        """Returns how many tokens a prompt of this length is out of each endpoint's range; 0 or less if it is in range."""
+        """Returns by how many tokens a prompt of this length is outside each endpoint's range; 0 or less if it is in the range."""
         return np.maximum(tokens - self.high, self.low - tokens)
 
 
@@ -74,8 +74,9 @@ class ContextLength(Filter, Scorer):
     in range:      0.3 + 0.7 * (0.7 / (1 + w / 10000) + 0.3 * (max - n) / w); 1 if w = 0
     out of range:  0.3 / (1 + distance / 1000)
 
-    `distance` is how many tokens the prompt is out of range. An endpoint without the label scores 0.5, an endpoint with an invalid label 0.
-    As a filter, with `enableFiltering`, this plugin keeps endpoints with the prompt in their range, and endpoints without the label.
+    `distance` says by how many tokens the prompt is outside the range. An endpoint without the label scores 0.5, an endpoint with an
+    invalid label 0. As a filter, with `enableFiltering`, this plugin keeps endpoints with the prompt in their range, and endpoints without
+    the label.
     """
 
     Params = Parameters

@@ -18,7 +18,7 @@ MIDDLE = 0.5  # the normalised headroom in a bucket where all headrooms are equa
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """The weights of a score are proportions. If they add up to 0 or less, only the first one counts.
+    """The weights of a score are proportions. If the two weights add up to 0 or less, only the first one has an effect.
 
     ttft_weight: The weight of the time to the first token.
     tpot_weight: The weight of the time per further token.

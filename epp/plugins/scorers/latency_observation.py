@@ -23,7 +23,7 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
     """How far the curve is trusted, and how often other endpoints are tried. As in the reference picker.
 
     exploration_rate: The probability that an endpoint with too few observations gets the best score.
-    min_inflight_gap: The point of low load counts only if the point of typical load has at least this many more requests in flight.
+    min_inflight_gap: The point of low load is used only if the point of typical load has at least this many more requests in flight.
     round_ttft_step: Predictions are rounded to multiples of so many seconds. With 0, they are not rounded.
     ttft_percentiles_producer_name: The producer of the percentiles to read.
     in_flight_load_producer_name: Accepted, without effect: the picker counts the load in flight itself.
@@ -43,8 +43,8 @@ class LatencyObservation(Scorer):
     The prediction for the current load is read from a curve through observed points: from the floor at load 0 to the point of low load,
     from there to the point of typical load, and on. If the point of low load is too close to that of typical load, or its time is not
     between floor and typical time, the curve goes straight from the floor to the point of typical load. With too few recent requests, there
-    is no curve and the prediction is the floor. An endpoint with too few observations for a floor (cold) counts as the fastest. If all
-    endpoints are cold, all score 1.
+    is no curve and the prediction is the floor. An endpoint with too few observations for a floor (a cold endpoint) is treated as the
+    fastest. If all endpoints are cold, all score 1.
 
     Endpoints without a curve are explored: each scores 1 with probability `explorationRate`, else 0 if another endpoint has a curve.
     """
@@ -109,7 +109,7 @@ class LearnedObservation(LatencyObservation):
 
     The predictions are those of the learned latency model, from `latency-observer-producer`. An endpoint with fewer answers than the
     producer's `minRequests` is cold: it scores 1 with probability `explorationRate`, else 0 if another endpoint is known. While the model
-    knows too few endpoints, or predicts worse than the pool's mean, the costs of the rule without a model take the place of the times.
+    knows too few endpoints, or predicts worse than the pool's mean, the times are replaced by the costs of the rule that needs no model.
     """
 
     def __init__(self, name: str, params: Parameters) -> None:

@@ -17,7 +17,7 @@ EXPLORED = 1.5
 
 @plugin("learned-latency-scorer")
 class LearnedLatency(Scorer):
-    """Scores lowest cost / cost. Endpoints that the model cannot tell from the cheapest one score almost 1.
+    """Scores endpoints by lowest cost / cost. Endpoints that the model cannot tell from the cheapest one score almost 1.
 
     Among these, the endpoint with the fewest requests in flight scores most.
     """

@@ -18,8 +18,8 @@ class LoraAffinity(Scorer):
     """Scores endpoints by the request's LoRA adapter: 1 if loaded, 0.8 if there is room to load it, 0.6 if requests wait for it, else 0.
 
     There is room if the running and the waiting adapters together are fewer than `max_lora`. vLLM reports the same set as running and as
-    waiting, so an adapter in both sets counts once. An endpoint that does not report `max_lora` has no room. Adapters change only with a
-    scrape, so the scores of a model are cached until the next scrape.
+    waiting, so an adapter in both sets is counted once. An endpoint that does not report `max_lora` has no room. Adapters change only with
+    a scrape, so the scores of a model are cached until the next scrape.
     """
 
     consumes = (ACTIVE_MODELS, WAITING_MODELS, MAX_LORA)

@@ -41,7 +41,7 @@ class NoHitLru(FollowsMatches, Scorer, PreRequest):
 
     If a candidate holds blocks of the prompt, all score 0.5. Otherwise the score is 1 - rank / (n - 1), for rank 0 to n - 1: endpoints
     that were never used come first, in candidate order, then the others from least to most recently used. A single candidate scores 1. If
-    the request had no hit at its last scoring, the target of the prefill profile and the primary target count as used at this moment.
+    the request had no hit at its last scoring, the target of the prefill profile and the primary target are now recorded as used.
     """
 
     Params = Parameters

@@ -1,12 +1,12 @@
-"""Let replicas that share nothing agree on where new prefixes go, without a message: by rendezvous hashing.
+"""Lets replicas that share nothing agree, without a message, on where new prefixes go: by rendezvous hashing.
 
 A replica does not know to which endpoints other replicas have sent which prefixes. If each replica places a new prefix by load alone, the
 prefix is computed once per replica. This scorer names two endpoints for a prefix, by the hash of the first block that at most two endpoints
 hold. Hashes follow from prompt and secret, so every replica with the same secret (--prefix-secret-file) names the same two endpoints.
 
-Two endpoints may hold a block because both were named for the block, so a block with two holders still counts. A shared system prompt
-spreads to more endpoints when the named endpoints are busy. Once three endpoints hold a block, the next block decides, so conversations get
-their own endpoints. The idea of two hashed choices per prefix is from DualMap (arXiv 2602.06502).
+Two endpoints may hold a block because both were named for it, so a block with two holders can still decide. A shared system prompt spreads
+to more endpoints when the named endpoints are busy. Once three endpoints hold a block, the next block decides, so conversations get their
+own endpoints. The idea of two hashed choices per prefix is from DualMap (arXiv 2602.06502).
 """
 
 from typing import Final
@@ -46,8 +46,8 @@ class PrefixRendezvous(FollowsMatches, Scorer):
     """Scores 1 for the two endpoints named for the first block of the prompt that at most two candidates hold; 0 for the others.
 
     The scorer's weight says how much lower the other scores of a named endpoint may be than those of the best endpoint. A named endpoint
-    scores 0 while it has more running and waiting requests than 1.5 times the mean plus 1. The last block counts only if it is whole. There
-    are no scores if three candidates hold every block, or if there are fewer than three candidates.
+    scores 0 while it has more running and waiting requests than 1.5 times the mean plus 1. The last block is used only if it is whole.
+    There are no scores if three candidates hold every block, or if there are fewer than three candidates.
     """
 
     Params = Parameters

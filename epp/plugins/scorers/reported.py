@@ -21,7 +21,7 @@ class QueueDepth(Scorer):
 
 @plugin("kv-cache-utilization-scorer")
 class KvUtilization(Scorer):
-    """Scores endpoints by their free KV cache: 1 - usage. A server that reports more than 1 counts as full."""
+    """Scores endpoints by their free KV cache: 1 - usage. A server that reports more than 1 is treated as full."""
 
     static = True
     consumes = (KV_USAGE,)

@@ -12,14 +12,14 @@ block hash is made of (profile, tenant, session id, epoch), and its owner is the
 another tenant, even if it knows session ids of the other tenant. An epoch lasts half the time to live. All workers, including restarted
 workers, see a new binding once the index writer has read the bus, a few milliseconds later. Guarantee: workers that see the same
 candidates agree on a session's endpoint. If two workers both get a session's first requests within those milliseconds, they may bind the
-session twice. The binding of the later epoch then wins; within one epoch, all workers compute the same order of bindings. So they agree
-again. A binding lives for 1 to 1.5 times the time to live after its last use, unless the index is full and gives its entry to newer
+session twice. The binding of the later epoch then wins; within one epoch, all workers compute the same order of bindings. So the workers
+agree again. A binding lives for 1 to 1.5 times the time to live after its last use, unless the index is full and gives its entry to newer
 blocks. It ends when its endpoint leaves.
 
 In addition, each worker keeps the bindings that it made itself, at most SESSIONS_MAX, and drops the least recently used first. It needs
 its own bindings while they are still on the bus, or if the bus has lost them. The index takes precedence.
 
-An endpoint that is down counts as absent. This module does not pick an endpoint for a session that is not bound.
+An endpoint that is down is treated as absent. This module does not pick an endpoint for a session that is not bound.
 """
 
 import base64
@@ -178,7 +178,7 @@ class Bindings:
         self._sweep_s = params.eviction_sweep_seconds or 10.0
         self._lookups: Datum[dict[str, Lookup]] = Datum(f"session_found/{name}", dict)
         self.keeps: Sequence[Datum[Any]] = (self._lookups,)
-        self._local: OrderedDict[int, Binding] = OrderedDict()  # by root; the least recently used first
+        self._local: OrderedDict[int, Binding] = OrderedDict()  # by the hash of the session's root; the least recently used first
         self._now = 0.0
         self._index: PrefixIndex
         self._secret = 0
@@ -194,7 +194,8 @@ class Bindings:
         self._now = predecessor._now
 
     def sweep(self) -> None:
-        """Drops this worker's bindings that had expired at the last request. Without requests, there are no new bindings to drop."""
+        """Drops those of this worker's bindings that, at the time of the last request, had expired. Without requests, there are no new
+        bindings to drop."""
         oldest = self._now - self._ttl
         for _ in range(SWEPT_MAX):
             if not self._local or next(iter(self._local.values())).used >= oldest:
@@ -281,7 +282,7 @@ def _rank(root: int, owner: int) -> int:
 
 @subclassed
 class Pinning(PreRequest, ResponseReceived):
-    """Base of the session filter and scorer: has the strategy, and tells it to which endpoint each request was sent."""
+    """Base class of the session filter and scorer: has the strategy, and tells it to which endpoint each request was sent."""
 
     Params = AffinityParameters
     counts_with = AFFINITY_COUNTS_WITH

@@ -1,7 +1,7 @@
 """Reads HttpBody messages (pieces of a body) and writes the answers that pass the pieces on.
 
-`HttpBody{body, end_of_stream}` is encoded as the same bytes as the `StreamedBodyResponse` that answers it. So the answer has new length
-prefixes and the received slice, which is not decoded.
+`HttpBody{body, end_of_stream}` has the same encoding as the `StreamedBodyResponse` that answers it. So the answer has new length prefixes,
+and then the received bytes, which are not decoded.
 """
 
 import struct
@@ -154,9 +154,9 @@ def request_body_behind(front: bytes, message: bytes, begin: int, stop: int, las
 def body_pieces(
     data: bytes | memoryview, end_of_stream: bool, *, request: bool, front: bytes = b"", metadata: bytes = b""
 ) -> list[bytes | memoryview]:
-    """Returns framed answers that send `data` in pieces of at most PIECE_BYTES_MAX. With `end_of_stream`, the last one ends the stream.
+    """Returns framed answers that send `data` in pieces of at most PIECE_BYTES_MAX. With `end_of_stream`, the last answer ends the stream.
 
-    The answers are the parts of the list, joined. Parts of the body are views of `data`: a large body is not copied. `front`: bytes to
+    To get the answers, join the parts of the list. Parts of the body are views of `data`: a large body is not copied. `front`: bytes to
     send before `data`, less than PIECE_BYTES_MAX. `metadata`: encoded dynamic metadata, which goes with the piece that ends the stream.
     """
     tag = _REQUEST_BODY if request else _RESPONSE_BODY

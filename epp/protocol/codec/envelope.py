@@ -56,7 +56,7 @@ def split(message: bytes) -> tuple[int, int, int]:
 
 
 def _split_slowly(message: bytes) -> tuple[int, int, int]:
-    """Reads a message with fields in any order. If the oneof occurs twice, the last one counts, as protobuf demands."""
+    """Reads a message with fields in any order. If the oneof occurs twice, the last occurrence applies, as protobuf demands."""
     found = None
     for tag, start, end in walk(message, 0, len(message)):
         if tag & 7 == 2 and 2 <= tag >> 3 <= 7:

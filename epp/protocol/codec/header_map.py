@@ -16,9 +16,9 @@ SURE_BYTES: Final = 2 * HEADERS_MAX  # fewer bytes cannot hold too many headers
 def headers(message: bytes, start: int, end: int) -> tuple[dict[str, str], bool]:
     """Returns, for HttpHeaders, (names in lower case -> values as Latin-1 text, end_of_stream).
 
-    If a name occurs several times, its last value counts. Raises ProtocolViolation.
+    If a name occurs several times, its last value applies. Raises ProtocolViolation.
     """
-    # The byte 0x0A is two of the tags of each header and may be two of its lengths. No value contains it.
+    # The byte 0x0A occurs twice among the tags of each header, and may occur twice among its lengths. No value contains this byte.
     if end - start > SURE_BYTES and message.count(b"\x0a", start, end) > 4 * HEADERS_MAX:
         raise ProtocolViolation(f"malformed headers: more than {HEADERS_MAX}")
     try:
@@ -51,7 +51,7 @@ class Headers(Mapping[str, str]):
         self.problem: ProtocolViolation | None = None
 
     def find(self, needle: bytes) -> str | None:
-        """Returns the value of one header, or None without the header. `needle`: the result of `needle(name)`."""
+        """Returns the value of one header, or None without the header. `needle`: the result of the function `needle(name)`."""
         value = header(self._message, needle, self._start, self._end)
         return self._all().get(needle[2:-1].decode()) if value is None else value
 
@@ -90,7 +90,7 @@ class Headers(Mapping[str, str]):
 
 
 class Unseen(Headers):
-    """Hides some headers, as if the client had not sent them. Finds these headers, and those of `sent`, without decoding the others."""
+    """Hides some headers, as if the client had not sent them. These headers, and those of `sent`, are found without decoding the others."""
 
     __slots__ = ("_every", "_hidden", "_hides", "_listed")
 

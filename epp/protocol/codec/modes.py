@@ -54,7 +54,7 @@ def headers_passed(request_mode: int, response_mode: int) -> bytes:
     """Returns the framed answer to request headers whose body the gateway buffers. The answer tells the gateway to go on.
 
     If the gateway also buffers response bodies, the answer asks for the mode STREAMED: in a buffering mode, a client gets a streamed
-    response all at once. A gateway without `allow_mode_override` ignores that.
+    response all at once. A gateway without `allow_mode_override` ignores that request.
     """
     answer = field(1, field(1, b""))
     # An override names all modes; the modes of headers and trailers stay SEND.

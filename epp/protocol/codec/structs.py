@@ -5,7 +5,8 @@
     Value                                    null 1, number 2, text 3, bool 4, Struct 5, ListValue 6
     ListValue                                Value (1)
 
-If a field occurs several times, the last one counts. The generated classes of protobuf would take 3 MiB of each picker.
+If a field occurs several times, the last occurrence applies. The generated classes of protobuf are not used, because they would take 3 MiB
+of each picker.
 """
 
 import struct
