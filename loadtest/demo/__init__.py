@@ -1,4 +1,4 @@
 """The parts of `epp demo`: Envoy, simulated model servers, a picker, users who chat, and a live view.
 
-May import: what tests/layers.py names. Imported by: tests and loadtest.commands.
+May import: the modules that tests/layers.py names. Imported by: tests and loadtest.commands.
 """

@@ -5,7 +5,7 @@ ends the children in order. If the demo is killed, the kernel sends each child S
 processes that it has forked. The output of the children goes to files in the demo's directory. If a child dies early, the error message
 has the last lines of its output.
 
-What this does not do: restart a child.
+This module does not restart a child.
 """
 
 import asyncio
@@ -119,7 +119,7 @@ class Children:
         for child in reversed(self.all):
             child.signal(signal.SIGTERM)
             deadline = loop.time() + seconds
-            # Polls instead of using a child watcher, because that would change the demo's signal handlers.
+            # Polls, because a child watcher would change the demo's signal handlers.
             while child.process.poll() is None and loop.time() < deadline:  # noqa: ASYNC110
                 await asyncio.sleep(POLL_S / 5)
             child.kill_group()

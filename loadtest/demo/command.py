@@ -110,7 +110,7 @@ def command(
 ) -> None:
     """Run the picker with simulated model servers, Envoy and traffic.
 
-    Exit code 0, also after Ctrl-C; 1 if a part is missing, cannot start or ends early.
+    The exit code is 0, also after Ctrl-C, or 1 if a part is missing, cannot start or ends early.
     """
     compared = [f"--{name}" for name, given in (("precise", precise), ("replicas", replicas)) if given]
     if len(compared) > 1 or (compared and run):
@@ -150,7 +150,7 @@ def command(
 
 
 def _config(path: str) -> dict[str, Any] | None:
-    """Returns the configuration in a file, which must not name endpoints; None: no file is given."""
+    """Returns the configuration in a file, which must not name endpoints; None if no file is given."""
     if not path:
         return None
     text = read_file(path)
@@ -210,7 +210,7 @@ class Demo:
             await self._phase("round robin", stack.round_robin_url, stack.round_robin, half, children)
 
     async def _compare(self, half: float, children: Children) -> None:
-        """Runs two phases, each in its own cluster: the second without precise matches or without the store."""
+        """Runs two phases, each in its own cluster; the second one lacks precise matches, or the store."""
         stack, plan = self._stack, self._wanted.plan
         await self._phase(plan.name, stack.url, stack.picked, half, children)
         other = replace(plan, name="approximate" if plan.precise else "alone", precise=False, shares=False, port=0)
@@ -232,7 +232,7 @@ class Demo:
             raise
 
     async def _phase(self, name: str, url: str, fleet: Fleet, seconds: float | None, children: Children) -> None:
-        """Runs users and refreshes the view. `seconds`: how long; None: without a limit."""
+        """Runs users and refreshes the view. `seconds`: the duration; None means no limit."""
         run = self._runs[name] = Run(url, MODEL, self._wanted.users, self._wanted.plan.seed)
         users = asyncio.create_task(run.go())
         watching = asyncio.create_task(self._watch(name, run, fleet, children))

@@ -84,7 +84,7 @@ def bootstrap(
     `replicas`: further replicas of the picker; each request goes to a random one.
     `round_robin`: a second listener that sends requests to these servers without a picker. `listed`: all model servers, for a gateway
     that tries the picker's choices one by one. `names_servers`: whether each answer of the gateway gets the header `SERVER_HEADER`.
-    `edge`: whether requests come from outside. Without it, they may have control headers, but none that chooses a server.
+    `edge`: whether requests come from outside. If not, requests may have control headers, but none that chooses a server.
     """
     listeners = [_listener("gateway", listen, SERVERS_CLUSTER, picked=True, retries=bool(listed), edge=edge)]
     if names_servers:

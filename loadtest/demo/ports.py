@@ -1,8 +1,8 @@
 """Finds ports on which a process of the demo, of a test or of a benchmark can listen.
 
-Several of them may look for ports at the same time, on the same machine. So a port that was found is leased: its finder binds a socket of
-the name `epp-port-<port>` in Linux's abstract namespace, where a name exists once, and every other finder passes over the port. The kernel
-ends a lease with its process. A process keeps its last LEASES_MAX leases: a port that was found long before has its listener by then.
+Several such processes may look for ports at the same time, on the same machine. So a port that was found is leased: its finder binds a
+socket of the name `epp-port-<port>` in Linux's abstract namespace, where a name exists once, and every other finder passes over the port.
+The kernel ends a lease with its process. A process keeps only its last LEASES_MAX leases, because a listener has used older ports by then.
 """
 
 import collections
@@ -53,7 +53,7 @@ def is_free(port: int, host: str = "127.0.0.1") -> bool:
 
 
 def _lease(port: int) -> bool:
-    """Leases a port on which no process listens. Returns False if another one has it, or has leased it."""
+    """Leases a port on which no process listens. Returns False if another process uses the port, or has leased it."""
     lease = socket.socket(socket.AF_UNIX)
     try:
         lease.bind(f"\0epp-port-{port}")

@@ -29,8 +29,8 @@ STORE_PROGRAMS = ("redis-server", "valkey-server")
 READY_S = 30.0
 PROBE_S = 0.5
 ENVOY_THREADS = 2
-# A small model on a slow card: a prompt of 2,000 tokens takes 160 ms if no part of it is cached. The cache of one server holds a bit
-# more than its share of the conversations, but not all conversations.
+# These values are those of a small model on a slow card: a prompt of 2,000 tokens takes 160 ms if no part of it is cached. The cache of one
+# server holds a bit more than its share of the conversations, but not all conversations.
 PREFILL_US_PER_TOKEN = 80
 DECODE_MS = 10
 KV_BLOCKS = 4_500
@@ -202,7 +202,7 @@ class Stack:
             admin=(LOOPBACK, self._admin_port),
             round_robin=((LOOPBACK, self.round_robin_port), self.round_robin.addresses) if compares else None,
             names_servers=True,
-            edge=False,  # its own traffic names its tenants
+            edge=False,  # False, because the demo's own traffic names its tenants
         )
         file = self._file("envoy.yaml")
         file.write_text(envoy_config.to_yaml(config))
@@ -237,7 +237,8 @@ def envoy_command(path: str, config: Path, threads: int) -> list[str]:
 
 
 def picker_config(endpoints_file: Path, config: Mapping[str, Any] = PICKER_CONFIG, *, watch: bool = False) -> str:
-    """Returns a picker configuration (YAML) with endpoints from a file. `config`: the rest of it; by default the built-in one.
+    """Returns a picker configuration (YAML) with endpoints from a file. `config`: the rest of the configuration; by default the built-in
+    one.
 
     `watch`: whether the picker follows changes of the file.
     """
@@ -269,7 +270,7 @@ def read_endpoints(file: Path) -> list[Address]:
 
 
 def get(port: int, path: str, patience_s: float = PROBE_S) -> bytes | None:
-    """Returns the body of a page on loopback. Returns None unless the status is 200, or if nothing comes for `patience_s`."""
+    """Returns the body of a page on loopback. Returns None if the status is not 200, or if nothing comes for `patience_s`."""
     connection = http.client.HTTPConnection(LOOPBACK, port, timeout=patience_s)
     try:
         connection.request("GET", path)

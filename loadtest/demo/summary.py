@@ -1,7 +1,7 @@
 """Summarises one or several runs of users: computes figures, shows them as a table or as JSON, and compares two runs in a sentence.
 
-Runs are compared over the requests that all of them finished, so that all columns are about the same work. Only the numbers of requests
-and errors, the requests per second and the predicted share are those of the whole run.
+Runs are compared over the requests that all of them finished, so that all columns are about the same work. Only the numbers of requests and
+errors, the requests per second and the predicted share are about the whole run.
 """
 
 import math
@@ -54,7 +54,7 @@ STANDARD_ERRORS = 2.0
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Returns a percentile by the nearest rank. `share`: from 0 to 1; 0.5 is the median. Returns 0 without values."""
+    """Returns a percentile by the nearest rank. `share`: from 0 to 1; 0.5 is the median. Returns 0 if there are no values."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
 
@@ -96,8 +96,8 @@ def columns(runs: Mapping[str, Run]) -> dict[str, Figures]:
 def verdict(runs: Mapping[str, Run]) -> str:
     """Compares the first run with the second in a sentence. Returns "" unless both have results.
 
-    The compared figure is the mean time to the first token over the requests that both finished. A difference within two standard errors
-    counts as chance. If the demo's own timers were late (95th percentile) by `BUSY_S` or more, and by half of the difference or more, the
+    The compared figure is the mean time to the first token over the requests that both finished. A difference within two standard errors is
+    taken as chance. If the demo's own timers were late (95th percentile) by `BUSY_S` or more, and by half of the difference or more, the
     difference says how busy the machine was, not how good the picker is.
     """
     seen = [(name, run) for name, run in runs.items() if run.results]

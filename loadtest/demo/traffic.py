@@ -4,7 +4,7 @@ The seed determines everything that a user says, and the simulated servers alway
 with the same seed sends the same requests at any speed. (user, conversation, turn) identifies a request; two runs are compared over the
 requests that both have finished.
 
-What this does not do: choose a server, or retry a request.
+This module does not choose a server, and does not retry a request.
 """
 
 import asyncio
@@ -138,7 +138,7 @@ class User:
 class Run:
     """Runs all users of one phase, and keeps their results. The caller sets `predicted_share` from the picker's metrics.
 
-    `late_s`: how late each pause of a user ended. A busy machine ends them late, and shows times that are as wrong.
+    `late_s`: how late each pause of a user ended. If the machine is busy, pauses end late, and the measured times are wrong by as much.
     """
 
     url: str

@@ -1,7 +1,7 @@
 """Shows the demo while it runs: a table every second on a terminal, otherwise a plain line every few seconds.
 
 The figures of servers come from their page `/sim/stats`, the streams of workers and the cache predictions from the picker's metrics
-page, and CPU times from /proc. If a page cannot be read, its last figures stay.
+page, and CPU times from /proc. If a page cannot be read, its last figures are shown further.
 """
 
 import re
@@ -73,7 +73,7 @@ class Gauge:
             ]
 
     def predicted_share(self, ports: Iterable[int]) -> float | None:
-        """Returns which share of the prompt tokens for these ports the picker predicted as cached; None if it is not known."""
+        """Returns the share of the prompt tokens for these ports that the picker predicted as cached; None if not known."""
         wanted = set(ports)
         known = [tokens for (_, port), tokens in self.tokens.items() if port in wanted]
         prompt = sum(tokens.get(b"checked_prompt", 0.0) for tokens in known)
@@ -158,7 +158,7 @@ def _share(share: float | None) -> str:
 
 
 class Screen:
-    """Shows readings: as a live table on a terminal, otherwise every third one as a line."""
+    """Shows readings: as a live table on a terminal, otherwise every third reading as a line."""
 
     def __init__(self, console: Console, curl: str) -> None:
         self._console = console

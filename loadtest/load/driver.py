@@ -1,8 +1,8 @@
 """`python -m loadtest.load.driver --target 127.0.0.1:9002 --case short`: drives a picker as Envoy does, without Envoy.
 
 A closed loop keeps `--concurrency` streams open. An open loop (`--rate`) begins requests on schedule, however slow the picker is, and
-measures latency from the scheduled time. *Pick* is the time until the picker has returned the whole request, *full* the time until the
-stream has ended. With `--group` the report has the memory of the picker's process group, and its CPU time per request.
+measures latency from the scheduled time. *Pick* is the time until the picker has returned the whole request; *full* is the time until the
+stream has ended. With `--group`, the report shows the memory of the picker's process group, and its CPU time per request.
 
 Each driver process has its own event loop and connections. The figures of all driver processes are merged.
 """
@@ -120,7 +120,7 @@ class LoadGenerator:
             self.tally.errors.append(f"{self._under_way} streams did not end {LAST_ANSWERS_S:.0f} s after the last one began")
 
     def _begin(self, connection: ClientConnection, start: float, until: float) -> None:
-        """Opens a stream. If the stream ends before `until`, opens the next one. `start`: the time from which latency counts."""
+        """Opens a stream. If the stream ends before `until`, opens the next one. `start`: the time from which latency is measured."""
         self._under_way += 1
         self._quiet.clear()
         number = self._number = self._number + 1
@@ -170,7 +170,7 @@ async def drive(options: argparse.Namespace) -> Tally:
     load = LoadGenerator(connections, messages, first=1_000_000)
     until = time.monotonic() + options.seconds
     print("begun", flush=True)
-    if not case.concurrency:  # measures the cost of an idle picker
+    if not case.concurrency:  # without concurrency, a case measures the cost of an idle picker
         await asyncio.sleep(options.seconds)
     elif options.rate:
         await load.paced(options.rate, until)
@@ -344,7 +344,7 @@ def main() -> int:
         try:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 tally = runner.run(drive(options))
-        except OSError as failure:  # from connecting; a connection that breaks later is counted
+        except OSError as failure:  # an exception here comes from connecting; a connection that breaks later is counted
             sys.exit(f"{options.target[0]}:{options.target[1]} does not answer like a picker: {failure}; {hint(options)}")
         json.dump(vars(tally), sys.stdout)
         return 0

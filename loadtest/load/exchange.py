@@ -54,7 +54,7 @@ class Shape:
 
 
 class Messages:
-    """Makes the messages to send. Builds as little as possible per request."""
+    """Makes the messages to send. Does as little work as possible per request."""
 
     def __init__(self, shape: Shape, tag: str) -> None:
         self.shape = shape

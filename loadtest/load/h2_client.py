@@ -37,7 +37,7 @@ def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
 
 
 class Caller(Protocol):
-    """The object that opened a stream."""
+    """The object that opened a stream, and that the client calls."""
 
     def message(self, message: bytes) -> None:
         """Called with each whole gRPC message."""

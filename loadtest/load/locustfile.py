@@ -9,8 +9,8 @@ Each kind of user is a class. Name the classes on the command line; without name
 
 At the end, a report shows for each task the time to the first token and between tokens, the hit rate of the servers' caches, the share
 of each endpoint, and errors. locust's HTML report contains this report, too. The shares need a gateway that names the endpoint in a
-response header, as the gateway of `make load` does. Refusals count as errors, by status and drop reason. Incomplete answers count as
-errors, too. `loadtest/bursts.py` sends the same load in bursts.
+response header, as the gateway of `make load` does. Refusals are counted as errors, by status and drop reason. Incomplete answers are
+counted as errors, too. `loadtest/bursts.py` sends the same load in bursts.
 """
 
 import json
@@ -128,13 +128,13 @@ class GatewayUser(FastHttpUser):
 
 
 def _cached(usage: dict[str, Any]) -> tuple[int, int]:
-    """Returns the number of prompt tokens, and how many of them were cached. Returns zeros if the server does not report both."""
+    """Returns the number of prompt tokens, and the number of cached ones among them. Returns zeros if the server does not report both."""
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
     return (usage["prompt_tokens"], cached) if cached is not None and "prompt_tokens" in usage else (0, 0)
 
 
 class Broken(Exception):
-    """A stream began and did not end properly. All errors of a kind have the same text, so that locust groups them."""
+    """Raised if a stream began and did not end properly. All errors of a kind have the same text, so that locust groups them."""
 
 
 def _events(response: Any) -> Iterator[dict[str, Any]]:

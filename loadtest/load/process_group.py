@@ -29,7 +29,7 @@ def _members(group: int) -> Iterator[_Member]:
 def cpu_seconds(group: int) -> dict[str, float]:
     """Returns CPU seconds (user and system) by process name, including the time of children that a process has reaped.
 
-    Numbers at the end of names are left out, so all workers count together.
+    Numbers at the end of names are left out, so that all workers are added up.
     """
     ticks: Counter[str] = Counter()
     for member in _members(group):
@@ -39,7 +39,7 @@ def cpu_seconds(group: int) -> dict[str, float]:
 
 
 def memory_mib(group: int) -> float:
-    """Returns the sum of the proportional set sizes in MiB. Pages that processes of the group share count once."""
+    """Returns the sum of the proportional set sizes in MiB. Pages that processes of the group share are counted once."""
     kib = 0
     for member in _members(group):
         try:

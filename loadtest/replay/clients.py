@@ -1,4 +1,4 @@
-"""When requests arrive in a replay: clients who wait for an answer wait for the replayed one.
+"""Decides when requests arrive in a replay: a client that waited for an answer waits for the replayed answer.
 
 open       a request comes at its recorded time
 turns      a request comes as long after the end of the one before as it was recorded: the one before in its flow, if no two requests
@@ -15,13 +15,13 @@ from typing import Final
 from loadtest.replay.prompts import OPEN
 from loadtest.replay.reading import Asked
 
-CLOCK_S: Final = 0.002  # workers see the end of an answer and the next request in any order within this time
+CLOCK_S: Final = 0.002  # within this time, workers may see the end of an answer and the next request in either order
 
 
 def turns(requests: Sequence[Asked], conversations: Sequence[int]) -> list[int]:
-    """Returns for each request the index of the request that its client waited for, or OPEN.
+    """Returns, for each request, the index of the request whose answer its client waited for, or OPEN.
 
-    `requests`: in the order of arrival. `conversations`: the turn before each in its conversation, or OPEN.
+    `requests`: in the order of arrival. `conversations`: for each request, the index of the turn before in its conversation, or OPEN.
     """
     before = list(conversations)
     flows: dict[int, list[int]] = {}
@@ -41,10 +41,11 @@ def _ends_before(earlier: Asked, later: Asked) -> bool:
 
 
 class Arrivals:
-    """The arrivals of a replay, in virtual seconds from the first one. The owner pops those that are due, and tells ends."""
+    """The arrivals of a replay, in virtual seconds from the first arrival. The owner pops requests that are due, and reports the ends of
+    requests."""
 
     def __init__(self, requests: Sequence[Asked], before: Sequence[int], rate: float, clients: int = 0) -> None:
-        """`before`: see `turns`. `rate`: how much faster requests come. `clients`: how many there are; 0: not bounded."""
+        """`before`: see `turns`. `rate`: by which factor requests come faster. `clients`: how many there are; 0 means any number."""
         start = requests[0].at
         self._due: list[tuple[float, int]] = []  # heap
         self._pauses = [0.0] * len(requests)
@@ -73,7 +74,7 @@ class Arrivals:
 
     @property
     def due(self) -> float:
-        """When the next request arrives; inf: none, unless an end comes first."""
+        """Returns when the next request arrives; inf if none will arrive, unless another request ends first."""
         return self._due[0][0] if self._due else math.inf
 
     def pop(self) -> int:
@@ -81,7 +82,7 @@ class Arrivals:
         return heapq.heappop(self._due)[1]
 
     def ended(self, index: int, now: float) -> None:
-        """Lets the requests come that waited for the end of this one."""
+        """Lets the requests arrive that waited for the end of this one."""
         for later in self._next.get(index, ()):
             self._released(later, now, 0.0 if self._clients else self._pauses[later])
         if self._clients:
@@ -98,7 +99,7 @@ class Arrivals:
 
 
 def _by_ends(requests: Sequence[Asked], clients: int) -> list[float]:
-    """Returns the times of the ends in order, with the arrivals of requests whose end was not recorded."""
+    """Returns the times of the ends in order; for a request whose end was not recorded, the time of its arrival."""
     if not clients:
         return []
     return sorted(asked.at + (0.0 if math.isnan(asked.lasted_s) else asked.lasted_s) for asked in requests)

@@ -129,7 +129,7 @@ def _replayed(scenario: Scenario, first: Configuration, others: list[Configurati
 
 
 def _distinct(names: list[str]) -> list[str]:
-    """Returns the names, with a number where one is given twice."""
+    """Returns the names, and adds a number to each name that is given twice."""
     return [name if names.count(name) == 1 else f"{name} ({names[: at + 1].count(name)})" for at, name in enumerate(names)]
 
 

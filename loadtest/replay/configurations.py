@@ -1,4 +1,4 @@
-"""Configurations to replay. A run changes the state of plugins, so each run loads its configuration anew."""
+"""Configurations to replay. Loads configurations anew for each run, because a run changes the state of plugins."""
 
 from collections.abc import Iterator, Mapping
 
@@ -11,21 +11,21 @@ from workers.cli.configuration import load_text, read_file
 
 
 class Configuration(msgspec.Struct, frozen=True):
-    """A configuration that has been loaded once, so it has no errors. `text`: None stands for the built-in one."""
+    """A configuration that was loaded once before, so it has no errors. `text`: its text; None for the built-in configuration."""
 
     name: str
     text: str | None
     allow_experimental: bool
 
     def load(self) -> EffectiveConfig:
-        """Returns it with fresh plugins."""
+        """Returns the configuration with fresh plugins."""
         return load_text(
             self.text, self.name, allow_experimental=self.allow_experimental, surroundings=Surroundings()
         )  # fmt: skip
 
 
 def configuration(path: str, allow_experimental: bool) -> Configuration:
-    """Reads a configuration and checks it; "": the built-in one. Raises BadConfiguration."""
+    """Reads a configuration and checks it; "" means the built-in configuration. Raises BadConfiguration."""
     found = Configuration(path or DEFAULT_NAME, read_file(path) if path else None, allow_experimental)
     found.load()
     return found
@@ -35,7 +35,8 @@ Weights = dict[str, dict[str, float]]  # profile -> scorer -> weight
 
 
 def differs(config: Configuration, recorded: Mapping[int, Configured]) -> list[str]:
-    """Returns a warning for each configuration of the recording with other profiles or weights than the one that stands for it."""
+    """Returns a warning for each configuration of the recording whose profiles or weights differ from those of the configuration that
+    replaces it."""
     ours: Weights = {
         profile.name: {scorer.name: weight for scorer, weight in profile.members if isinstance(scorer, Scorer)}
         for profile in config.load().pipeline.wiring.profiles
@@ -49,7 +50,7 @@ def differs(config: Configuration, recorded: Mapping[int, Configured]) -> list[s
 
 
 def _differences(theirs: Weights, ours: Weights) -> Iterator[str]:
-    """Yields what the recording has and the configuration has not, and the reverse."""
+    """Yields what the recording has and the configuration lacks, and the reverse."""
     for profile in [*theirs, *(name for name in ours if name not in theirs)]:
         if profile not in ours or profile not in theirs:
             yield f"profile '{profile}' is only in {'the recording' if profile in theirs else 'the file'}"

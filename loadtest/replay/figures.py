@@ -16,15 +16,16 @@ PERCENTILES: Final = (50, 95, 99)
 
 
 class NoAnswer(ValueError):
-    """Says that no request of a run got an answer."""
+    """Raised if no request of a run got an answer."""
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """The figures of one run. Times in seconds: `ttft_*` to the first token, `latency_*` to the end, `wait_*` in queues of the picker.
+    """The figures of one run. Times are in seconds: `ttft_*` to the first token, `latency_*` to the end, `wait_*` in queues of the picker.
 
-    `hit_rate`: cached tokens over prompt tokens, 0 to 1. `errors`: requests without an answer, of which `refused` got none from the picker.
-    `load`: requests of the busiest endpoint over the mean. `moved`: share of the requests that go to another endpoint than in the replay of
-    the recorded configuration.
+    `hit_rate`: cached tokens over prompt tokens, 0 to 1. `errors`: requests without an answer; `refused`: those of them that the picker
+    refused.
+    `load`: the requests of the busiest endpoint, divided by the mean over the endpoints. `moved`: the share of the requests that go to
+    another endpoint than in the replay of the recorded configuration.
     """
 
     requests: int
@@ -54,7 +55,7 @@ CONDITION = re.compile(rf"\s*([a-z_0-9]+)\s*(<=|>=|<|>)\s*(?:(?:({NUMBER})\s*\*\
 
 
 class Condition(msgspec.Struct, frozen=True):
-    """A condition such as `ttft_p95 > 1.1 * base`: `base` is the same figure of the recorded configuration."""
+    """A condition such as `ttft_p95 > 1.1 * base`, where `base` is the same figure of the recorded configuration."""
 
     text: str
     name: str
@@ -87,7 +88,8 @@ def checked(name: str) -> str:
 
 
 def figures(run: Run, base: Ints, endpoints: int, counted: slice | np.ndarray = slice(None)) -> Figures:
-    """Computes the figures of the requests in `counted`. `base`: the endpoint of each request to compare with. Raises NoAnswer."""
+    """Computes the figures of the requests in `counted`. `base`: for each request, the endpoint with which its own is compared. Raises
+    NoAnswer."""
     target, first = run.target[counted], run.first_s[counted]
     answered = (target >= 0) & ~np.isnan(first)
     if not answered.any():
@@ -118,7 +120,7 @@ def figures(run: Run, base: Ints, endpoints: int, counted: slice | np.ndarray = 
 
 
 def median(each: Sequence[Figures]) -> Figures:
-    """Returns the median of each figure. `each`: of an odd number of runs."""
+    """Returns the median of each figure. `each`: the figures of an odd number of runs."""
     return Figures(*(statistics.median(values) for values in zip(*map(msgspec.structs.astuple, each), strict=True)))
 
 
@@ -127,7 +129,7 @@ def _percentile(values: Floats, percent: float) -> float:
 
 
 def measured(recording: Recording) -> Run:
-    """Returns what was recorded, as a run. A request whose answer was not recorded to its end has none."""
+    """Returns the recorded traffic in the form of a run. A request whose answer was not recorded to its end is shown without an answer."""
     asked = recording.asked
     run = empty(len(asked))
     start = asked[0].at

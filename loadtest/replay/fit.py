@@ -1,11 +1,12 @@
 """Fits a model of each server to a recording (`loadtest.replay.servers.Speed`).
 
 Each server is run alone with the requests that it really got, at their recorded times and with the cached tokens that it reported, so no
-decision disturbs the fit. First guesses come from requests that met an idle server. From there a downhill simplex over the logarithms of
-the values finds those whose times are closest to the measured ones. The server with most answers decides which form is taken.
+decision disturbs the fit. First guesses come from requests that met an idle server. From these, a downhill simplex over the logarithms of
+the values finds the values whose times are closest to the measured times. The server with the most answers decides which form of model is
+used.
 
-Slots: the most requests that a server ran while others waited, if it often did. Cache: the size that the server reports; otherwise the
-size with which a cache of recorded prompts has as many cached tokens as the server reported.
+Slots: the most requests that a server ran while others waited, if others waited often. Cache: the size that the server reports; otherwise
+the size with which a cache of recorded prompts has as many cached tokens as the server reported.
 """
 
 import math
@@ -21,41 +22,41 @@ from loadtest.replay.runs import Run, runs_of
 from loadtest.replay.servers import FORMS, UNBOUNDED, Cache, Form, Job, Speed, server
 from loadtest.replay.simplex import Point, lowest
 
-SAMPLES_MIN: Final = 20  # with fewer of its own, a server gets the values of the others
+SAMPLES_MIN: Final = 20  # a server with fewer samples of its own gets the values of the others
 WINDOW_MIN, WINDOW_MAX = 100, 500  # requests from which one server is fitted, one after the other
 WINDOWS_TOTAL: Final = 3_000
 LONGER: Final = 3  # windows of this many times the size, if answers are long
-WARM_UP: Final = 0.1  # the share of a window that fills the model of the server
+WARM_UP: Final = 0.1  # the first share of a window, which fills the model of the server
 FULL_SHARE: Final = 0.03  # of the looks at a server: it runs its most requests, and others wait
 # Searches, each around the best so far: by which share values differ at first, and how many to try.
 COARSE: Final = ((0.4, 120),)
 FINE: Final = ((0.15, 160), (0.07, 120))
-DECODE_SHARES: Final = (1.0, 0.65, 0.4)  # of the seconds per token of fast answers, which may include other prompts
+DECODE_SHARES: Final = (1.0, 0.65, 0.4)  # shares of the seconds per token of fast answers, which may include other prompts
 CLOSE_FORM: Final = 1.5  # a form whose coarse error is more than this many times the least is not searched further
 PACES: Final = (1.0, 0.5, 2.0, 0.33, 3.0)
 MOVED: Final = ("prefill_s", "overhead_s", "decode_s", "growth")
 STEP_TOKENS: Final = (8192, 2048, 512)
 GROWTH: Final = 0.005
-END_WEIGHT: Final = 1.0  # of the error in the time from the first token to the end
+END_WEIGHT: Final = 1.0  # the weight of the error in the time from the first token to the end
 REST_QUANTILES: Final = 41
-REST_TAIL: Final = 0.01  # below and above it, what a model does not explain is left out
+REST_TAIL: Final = 0.01  # the residuals below this quantile, and above 1 minus it, are left out
 OVERHEAD_MIN_S: Final = 1e-4
 CACHE_STEP: Final = 1.25
 CACHE_MIN_TOKENS: Final = 4096
 CLOSE: Final = 1.02  # an unbounded cache is close enough if it has this much more hits
-STREAMED_S: Final = 1e-3  # an answer that took longer after its first piece came in pieces
+STREAMED_S: Final = 1e-3  # if an answer took longer than this after its first piece, it came in pieces
 QUEUED_S: Final = 0.02  # a request that waited longer was queued; shorter times of the picker count as overhead
-OUTPUT_TOKENS: Final = 100  # of a request whose answer was not recorded
+OUTPUT_TOKENS: Final = 100  # the assumed length of an answer that was not recorded
 
 Fit = tuple[Speed, float]
 
 
 class TooLittle(ValueError):
-    """Says that a recording has too few answers to fit anything."""
+    """Raised if a recording has too few answers to fit a model."""
 
 
 def fitted(recording: Recording, told: Callable[[str], object]) -> list[Speed]:
-    """Returns the speed of each endpoint. `told` gets a line per form. Raises TooLittle."""
+    """Returns the speed of each endpoint. `told` is called with a line about each form. Raises TooLittle."""
     each: list[list[Asked]] = [[] for _ in recording.endpoints]
     for asked in recording.asked:
         if asked.target >= 0 and not math.isnan(asked.lasted_s):
@@ -75,7 +76,7 @@ def fitted(recording: Recording, told: Callable[[str], object]) -> list[Speed]:
     enough = [count >= SAMPLES_MIN for count in counts]
     fullest = counts.index(max(counts))
     first = of[fullest]
-    if not enough[fullest]:  # no server has enough of its own: one model for all of them
+    if not enough[fullest]:  # no server has enough samples of its own: fit one model for all of them
         first = (sorted((asked for window in windows for asked in window), key=lambda asked: asked.at), UNBOUNDED, UNBOUNDED)
     like = _best_form(first, told)
     found = [like if at == fullest else _next(like[0], *each) for at, each in enumerate(of) if enough[at]] or [like]
@@ -88,12 +89,12 @@ def fitted(recording: Recording, told: Callable[[str], object]) -> list[Speed]:
 
 
 def fits(asked: Asked) -> bool:
-    """Returns whether a request can be compared with a model: a whole answer whose tokens are known."""
+    """Returns whether a request can be compared with a model, because its answer is whole and its tokens are known."""
     return asked.answered and asked.output is not None
 
 
 def _best_form(window: tuple[list[Asked], int, int], told: Callable[[str], object]) -> Fit:
-    """Fits one server in each form, coarsely at first, and returns the form with the least error."""
+    """Fits one server in each form, only coarsely for a start, and returns the form with the least error."""
     score = _Score(window[0])
     coarse = {form: _first(score, form, *window) for form in FORMS}
     least = min(error for _, error in coarse.values())
@@ -112,7 +113,7 @@ def _typical(speeds: Sequence[Speed]) -> Speed:
 
 
 def _first(score: "_Score", form: Form, window: list[Asked], slots: int, cache: int) -> Fit:
-    """Fits one server coarsely from several first values, because steps of several lengths may explain the same times."""
+    """Fits one server coarsely, from several first guesses, because steps of different lengths may explain the same times."""
     guess = _guess(form, window, slots, cache)
     starts = [
         msgspec.structs.replace(guess, decode_s=guess.decode_s * share, overhead_s=guess.overhead_s + (1 - share) * guess.decode_s)
@@ -156,8 +157,8 @@ def _finished(score: "_Score", best: Speed, error: float) -> Fit:
 class _Score:
     """Computes how far a model is from what one server did: the mean of |log(modelled / measured)|, and the same of p50 and p95.
 
-    A streamed answer is compared by its first token, and by the time from there to its end; another one by its end alone. Requests that
-    ended after the last arrival do not count, because the model does not know what came then.
+    A streamed answer is compared by the time to its first token, and by the time from there to its end; any other answer is compared by its
+    end alone. Requests that ended after the last arrival are ignored, because the model does not know what came then.
     """
 
     def __init__(self, window: Sequence[Asked]) -> None:
@@ -193,9 +194,9 @@ class _Score:
         return float(ratios + END_WEIGHT * ends + spread)
 
     def off(self, speed: Speed) -> tuple[float, tuple[float, ...]]:
-        """Returns by which share the model misses a time (the median), and quantiles of the seconds by which it does.
+        """Returns the share by which the model misses a time (the median), and quantiles of the seconds by which it misses.
 
-        The time is that to the first token; of an answer that is not streamed, to its end.
+        This is the time to the first token; for an answer that is not streamed, the time to its end.
         """
         first, _ = self._run(speed)
         rest = np.quantile(self._first - first, np.linspace(REST_TAIL, 1 - REST_TAIL, REST_QUANTILES))
@@ -223,7 +224,8 @@ class _Score:
 def job_of(asked: Asked, number: int, runs: Sequence[Run] | None) -> Job:
     """Returns what a server has to compute for a request.
 
-    `runs`: of its prompt; None: its cached tokens are those that were recorded. That also holds if the recording has no block hashes.
+    `runs`: the runs of its prompt; None if its cached tokens are those that were recorded. The recorded number is also used if the
+    recording has no block hashes.
     """
     cached = -1
     if runs is None or not asked.hashes:
@@ -233,7 +235,7 @@ def job_of(asked: Asked, number: int, runs: Sequence[Run] | None) -> Job:
 
 
 def _window(requests: list[Asked], size: int) -> list[Asked]:
-    """Returns `size` requests from the middle, but from a time on at which the server was idle, as its model is at the start."""
+    """Returns `size` requests from the middle, starting when the server was idle, because the model is idle at the start, too."""
     middle = max((len(requests) - size) // 2, 0)
     start, busy_until = 0, -math.inf
     for index, asked in enumerate(requests[: middle + 1]):
@@ -250,7 +252,7 @@ def _window(requests: list[Asked], size: int) -> list[Asked]:
 
 
 def _guess(form: Form, window: Sequence[Asked], slots: int, cache: int) -> Speed:
-    """Returns first values: a line through the times to the first token of requests that met an idle server, and the fast answers."""
+    """Returns first guesses: from fast answers, and a line through the times to the first token of requests that met an idle server."""
     per_token = [_seconds_per_token(asked) for asked in window if fits(asked) and asked.output is not None and asked.output > 1]
     decode = max(float(np.percentile(per_token, 5)), 1e-5) if per_token else 0.01
     points: list[tuple[float, float]] = []
@@ -271,7 +273,7 @@ def _guess(form: Form, window: Sequence[Asked], slots: int, cache: int) -> Speed
 
 
 def _seconds_per_token(asked: Asked) -> float:
-    """Returns the seconds per output token of an answer with at least two. Of one that is not streamed, this includes its prompt."""
+    """Returns the seconds per output token of an answer with at least two. If the answer is not streamed, it includes its prompt."""
     tokens = asked.output or 0
     return (asked.lasted_s - asked.first_s) / (tokens - 1) if asked.streaming else asked.lasted_s / tokens
 
@@ -283,7 +285,7 @@ def _slots(sight: Sight) -> int:
 
 
 def _like_others(slots: Sequence[int]) -> list[int]:
-    """Gives servers that never were full the slots of those that were."""
+    """Gives each server that was never full the slots of the servers that were full."""
     known = [count for count in slots if count < UNBOUNDED]
     usual = int(statistics.median(known)) if known else UNBOUNDED
     return [min(count, usual) if count == UNBOUNDED else count for count in slots]

@@ -1,7 +1,8 @@
-"""The servers of a replay, and what workers know of them: endpoints that are listed, values of the last scrape, load, and prefix index.
+"""The servers of a replay, and what workers know of them: the listed endpoints, the values of the last scrape, the load, and the prefix
+index.
 
-A scrape sees all servers that answer, every SCRAPE_S. The index learns INDEX_S after a decision. Servers join and leave when they did so
-in the recording. A server that was down fails its requests, and comes back with an empty cache.
+A scrape sees all servers that answer, every SCRAPE_S. The index learns the blocks of a request INDEX_S after the decision. Servers join and
+leave at the times of the recording. A server that was down fails its requests, and comes back with an empty cache.
 """
 
 import math
@@ -34,10 +35,10 @@ Batch = tuple[int, float, float]  # slot of an endpoint; requests that it runs; 
 
 
 class Fleet:
-    """Implements `epp.decision.decide.EndpointPool`, the prefix index, and the counts of load. Endpoints have their index as slot."""
+    """Implements `epp.decision.decide.EndpointPool`, the prefix index, and the counts of load. The slot of each endpoint is its index."""
 
     def __init__(self, endpoints: Sequence[Lifetime], speeds: Sequence[Speed], use: PrefixUse | None = None) -> None:
-        """`use`: what the configuration requires of the prefix index; None: it does not use it."""
+        """`use`: what the configuration requires of the prefix index; None if it does not use the index."""
         self.servers = [server(speed) for speed in speeds]
         self._speeds = speeds
         schema = IndexSchema(INDEX_ENTRIES)
@@ -168,12 +169,13 @@ class Fleet:
         self._told.append((self._now + INDEX_S, hashes, owner, False))
 
     def warm(self, slot: int, runs: Sequence[Run], block_tokens: float, hashes: Hashes) -> None:
-        """Lets a server hold the first blocks of a prompt before the first request. `hashes`: what the index has of them."""
+        """Puts the first blocks of a prompt into a server's cache, before the first request. `hashes`: the hashes of these blocks that the
+        index has."""
         self.servers[slot].warm(runs, block_tokens)
         self._writer.insert(hashes, self._endpoints[slot].owner, 0)
 
     def _index(self, now: float) -> None:
-        """Adds to the index what was told INDEX_S ago."""
+        """Adds to the index the blocks that were reported INDEX_S ago."""
         told = self._told
         while told and told[0][0] <= now:
             _, hashes, owner, learned = told.popleft()

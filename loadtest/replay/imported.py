@@ -1,4 +1,5 @@
-"""Traces of public formats, which have no endpoints and no times: servers are assumed, and answers take what these servers need."""
+"""Reads traces of public formats. They have no endpoints and no times, so servers are assumed, and answers take the time that these servers
+need."""
 
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple, TypeVar, get_args
@@ -16,14 +17,15 @@ from workers.shared.recording import Unreadable
 from workers.shared.recording.reader import arrivals, is_recording
 
 ENDPOINTS: Final = 8
-PREFILL_US, DECODE_MS, CACHE_TOKENS = (100.0, 20.0, 400_000)  # of a model with 70 billion parameters on several cards, roughly
+PREFILL_US, DECODE_MS, CACHE_TOKENS = (100.0, 20.0, 400_000)  # estimates for a model with 70 billion parameters on several cards
 OVERHEAD_S, GROWTH, STEP_TOKENS = 0.005, 0.005, 8_192
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Assumed(NamedTuple):
-    """The servers of a trace without times; None: not given. `form`: one of `loadtest.replay.servers`."""
+    """The servers that are assumed for a trace without times; None for a value that is not given. `form`: the form of the model, one of
+    `loadtest.replay.servers`."""
 
     form: Form | None = None
     prefill_us: float | None = None
@@ -66,7 +68,7 @@ def assumed_options(command: F) -> F:
 
 
 def imported(path: str, endpoints: int | None, assumed: Assumed) -> tuple[Recording, list[Speed]] | None:
-    """Reads a trace of a public format with assumed servers. Returns None if `path` is a recording. Raises Unreadable."""
+    """Reads a trace of a public format, and assumes its servers. Returns None if `path` is a recording. Raises Unreadable."""
     if is_recording(path):
         if assumed != NOTHING_ASSUMED:
             options = "--form, --prefill-us, --decode-ms and --cache-tokens"

@@ -1,4 +1,5 @@
-"""Shows on a terminal how far a long command is: one line on stderr, which the next text replaces. Elsewhere only warnings appear."""
+"""Shows on a terminal how far a long command has got, in one line on stderr that the next text replaces. Without a terminal, only warnings
+appear."""
 
 import sys
 from types import TracebackType

@@ -1,13 +1,15 @@
-"""What prompts have in common: which request continues which conversation, and what servers cache beyond the blocks of earlier prompts.
+"""Finds what prompts have in common: which request continues which conversation, and what servers cache beyond the blocks of earlier
+prompts.
 
-A request continues a conversation if its prompt begins with the whole prompt of an earlier one, that prompt had a block of its own, and
-there is room for its answer. So questions about one document do not count as a conversation.
+A request continues a conversation if its prompt begins with the whole prompt of an earlier request, that prompt had a block of its own, and
+there is room for that request's answer. So several questions about one document are not taken as a conversation.
 
-Block hashes say what two prompts share only in whole blocks of the picker. A server caches smaller blocks, and may keep its answer, with
-which the next turn goes on. What it reported says how much that is, if it held all blocks that any earlier prompt had. Otherwise, the
-median of the other requests counts.
+Block hashes show only in whole blocks of the picker what two prompts share. A server caches smaller blocks, and may keep its answer, with
+which the next turn begins. How much that is follows from the server's report, if the server held all blocks that any earlier prompt had.
+Otherwise, the median of the other requests is used.
 
-Blocks that a server was predicted to hold, and that no request of the recording had sent there before, were there when it began.
+If a server was predicted to hold blocks that no request of the recording had sent there before, the server held these blocks when the
+recording began.
 """
 
 import math
@@ -23,9 +25,8 @@ ANSWER_SHARE: Final = 0.5  # of an answer's tokens, by which a next turn is long
 
 
 class Prompts(NamedTuple):
-    """Per request: the index of the turn before in its conversation, or OPEN; how many leading blocks of its prompt an earlier prompt had;
-    how many tokens more a server has cached that holds these blocks; and its runs.
-    """
+    """For each request: the index of the turn before in its conversation, or OPEN; how many leading blocks of its prompt an earlier prompt
+    had; how many further tokens a server with these blocks has cached; and the runs of the prompt."""
 
     before: list[int]
     known: list[int]
@@ -42,7 +43,7 @@ class Warm(NamedTuple):
 
 
 def compared(requests: Sequence[Asked], warm: Sequence[Warm] = ()) -> Prompts:
-    """Compares each prompt with the earlier ones. `requests`: in the order of arrival. `warm`: runs end where these do, too."""
+    """Compares each prompt with the earlier ones. `requests`: in the order of arrival. `warm`: runs also end where these end."""
     before = [OPEN] * len(requests)
     known = [0] * len(requests)
     last: dict[bytes, int] = {}  # the last whole block of a prompt -> the last request with this prompt
@@ -57,7 +58,7 @@ def compared(requests: Sequence[Asked], warm: Sequence[Warm] = ()) -> Prompts:
             found = last.get(block)
             if found is not None and _continues(requests[found], asked):
                 before[index] = found
-                del last[block]  # a turn has one next turn
+                del last[block]  # a turn has at most one next turn
                 break
         if ends[-1] < size:
             last[blocks[-HASH_BYTES:]] = index

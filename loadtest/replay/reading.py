@@ -1,4 +1,4 @@
-"""Reads a recording into what a replay needs: requests in the order of arrival, endpoints with their times, what scrapes said."""
+"""Reads a recording into what a replay needs: requests in the order of arrival, endpoints with their times, and the scraped values."""
 
 import math
 from collections import Counter
@@ -23,14 +23,16 @@ WARM_S: Final = 600.0  # what servers held before the recording is looked for in
 
 
 class Asked(msgspec.Struct, frozen=True, gc=False):
-    """One recorded request. Times in seconds; `at` on the monotonic clock of the recording, the others from `at`.
+    """One recorded request. Times are in seconds: `at` is on the monotonic clock of the recording, and the others count from `at`.
 
-    `prompt_tokens`: as the picker counted them; `prompt`: as the server did, else the same. `output`: tokens of the answer, reported or
-    estimated (`workers.shared.recording.lengths`), None: unknown.
-    `facts`: a keyed hash per header that plugins read, 0: it had no such header. `target`: index of the endpoint that served it, -1: none.
-    `first_s`, `lasted_s`: NaN if there was no answer. `cached`: as the server reported, None: not reported. `expected`: tokens that the
-    picker expected to be cached at the target. `answered`: whether the recording has the whole answer of a server. `held`: the endpoints
-    that were predicted to hold leading blocks of its prompt, and how many; empty for requests after the first WARM_S.
+    `prompt_tokens`: tokens of the prompt as the picker counted them; `prompt`: as the server counted them, or else the same. `output`:
+    tokens of the answer, reported or estimated (`workers.shared.recording.lengths`); None if unknown.
+    `facts`: a keyed hash for each header that plugins read; 0 if the request had no such header. `target`: the index of the endpoint that
+    served the request; -1 if none did.
+    `first_s`, `lasted_s`: NaN if there was no answer. `cached`: the cached tokens that the server reported; None if it reported none.
+    `expected`: tokens that the picker expected to be cached at the target. `answered`: whether the recording has a server's whole answer.
+    `held`: the endpoints that were predicted to hold leading blocks of the prompt, and how many blocks; empty for requests after the first
+    WARM_S.
     """
 
     at: float
@@ -59,28 +61,29 @@ class Asked(msgspec.Struct, frozen=True, gc=False):
     held: tuple[tuple[int, int], ...] = ()
 
     def whole_blocks(self) -> bytes:
-        """Returns the hashes of the blocks of its prompt, without the last one if that is shorter than the others."""
+        """Returns the hashes of the blocks of the request's prompt, without the last one if that block is shorter than the others."""
         whole = self.prompt_tokens // self.block_tokens if self.block_tokens else 0
         return self.hashes[: whole * HASH_BYTES]
 
     @property
     def server_block_tokens(self) -> float:
-        """Returns the tokens of a block as the server counts them, which may be others than the picker's."""
+        """Returns the tokens of a block in the server's count, which may differ from the picker's count."""
         return self.block_tokens * self.prompt / self.prompt_tokens if self.prompt_tokens else 1.0
 
 
 class Sight:
-    """What scrapes said of one endpoint: `full[n]` and `looks[n]`: how often it ran n requests, with and without others waiting."""
+    """What scrapes showed of one endpoint: how often it ran n requests (`looks[n]`), and how often others waited then (`full[n]`)."""
 
     def __init__(self) -> None:
         self.cache_tokens = 0
         self.looks: Counter[int] = Counter()
         self.full: Counter[int] = Counter()
-        self.down: list[list[float]] = []  # [since, until] of each time when it was down; the last one may lack its end
+        self.down: list[list[float]] = []  # [since, until] of each time when the endpoint was down; the last entry may lack its end
 
 
 class Lifetime(msgspec.Struct, frozen=True):
-    """An endpoint and when it was there. `down`: (since, until) of the times when it did not answer. Times as in `Asked.at`."""
+    """An endpoint, and the time during which it was there. `down`: (since, until) of the times when it did not answer. Times are those of
+    `Asked.at`."""
 
     member: Member
     joined_at: float
@@ -99,7 +102,7 @@ class Recording(msgspec.Struct, frozen=True):
 
 
 def read(path: str, warn: Callable[[str], object], progress: Callable[[int], object], pool: str = "") -> Recording:
-    """Reads a file or a folder. `pool`: which one of several. `warn` gets a sentence for each part that is unreadable.
+    """Reads a file or a folder. `pool`: which pool to read, if there are several. `warn` gets a sentence for each part that is unreadable.
 
     Raises Unreadable.
     """
@@ -225,7 +228,7 @@ class _Reading:
 
 
 def _expected(traced: Traced, decided: Decided, ended: Ended | None) -> int:
-    """Returns the tokens that the picker expected the target to have cached."""
+    """Returns the number of tokens that the picker expected the target to have cached."""
     if decided.matched is None or ended is None:
         return 0
     for row, member in enumerate(traced.endpoints):

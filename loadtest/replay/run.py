@@ -3,8 +3,8 @@
     arrivals ──▶ admission, decision ──▶ server model ──▶ first token ──▶ end ──▶ arrivals that waited for it
                   │ waits: flow control, admitters                  └▶ response points of plugins
 
-A prompt is not in the recording. A text with the same block hashes in the same order stands for it, so prompts share the same prefixes. A
-header that plugins read has the hash of its recorded value. One worker decides.
+A recording has no prompts. In place of a prompt, a replay uses a text with the same block hashes in the same order, so that prompts share
+the same prefixes. A header that plugins read gets the hash of its recorded value as its value. One worker decides.
 """
 
 import heapq
@@ -45,10 +45,11 @@ Floats = np.ndarray[tuple[int], np.dtype[np.float64]]
 
 
 class Run(msgspec.Struct, frozen=True):
-    """What became of each request. Arrays of shape (requests,): `target`: index of its endpoint, REFUSED or FAILED.
+    """What became of each request. Arrays of shape (requests,): `target`: the index of the request's endpoint, REFUSED or FAILED.
 
-    `at`: virtual seconds. `waited_s`: in queues; `first_s`, `lasted_s`: from its arrival to the first token and to the end, NaN: none.
-    `prompt`, `cached`: tokens; `output`: tokens of the answer. `refused`: cause -> requests.
+    `at`: virtual seconds. `waited_s`: the time in queues; `first_s`, `lasted_s`: the times from its arrival to the first token and to the
+    end, NaN if there is none.
+    `prompt`, `cached`: tokens; `output`: tokens of the answer. `refused`: cause -> number of requests.
     """
 
     target: Ints
@@ -72,7 +73,7 @@ def empty(size: int) -> Run:
 class World(msgspec.Struct, frozen=True):
     """What is replayed: the requests in the order of arrival, what their prompts share, the servers, and how clients behave.
 
-    `before`: the request that each one waits for, or OPEN. `warm`: what servers hold at first.
+    `before`: the request that each one waits for, or OPEN. `warm`: what servers hold at the start.
     """
 
     requests: Sequence[Asked]
@@ -87,7 +88,7 @@ class World(msgspec.Struct, frozen=True):
 
 
 def world(requests: Sequence[Asked], endpoints: Sequence[Lifetime], speeds: Sequence[Speed], *, open: bool, clients: int) -> World:
-    """Returns what is replayed as recorded. `open`: whether no client waits for an answer."""
+    """Returns the world as it was recorded. `open`: if true, no client waits for an answer."""
     held = warm(requests)
     prompts = compared(requests, held)
     before = [OPEN] * len(requests) if open else turns(requests, prompts.before)
@@ -101,11 +102,11 @@ class _Lease:
         self.pipeline = pipeline
 
     def renew(self) -> None:
-        """Does nothing: no plugin is left out in a replay."""
+        """Does nothing, because no plugin is disabled in a replay."""
 
 
 class _Open:
-    """One request on its way: what `epp.decision.decide` returned for it, and at which server it is."""
+    """One request under way: the result of `epp.decision.decide` for it, and the server at which it is."""
 
     __slots__ = ("decision", "number", "request", "response", "slot")
 
@@ -118,7 +119,7 @@ class _Open:
 
 
 class Replay:
-    """One run of a freshly loaded configuration. `progress` gets the number of requests that have arrived, now and then."""
+    """One run of a freshly loaded configuration. From time to time, `progress` is called with the number of requests that have arrived."""
 
     def __init__(self, config: EffectiveConfig, world: World, progress: Callable[[int], object] = lambda _: None) -> None:
         self._world = world
@@ -177,7 +178,8 @@ class Replay:
         self._timers.passed(now)
 
     def _warm(self, use: PrefixUse | None) -> None:
-        """Gives caches and index what servers held before the recording. What is needed first is the youngest."""
+        """Gives the caches and the index the blocks that servers held before the recording. The blocks that are needed first become the
+        youngest."""
         secret = self._services.prefix_seed
         for number, slot, blocks in reversed(self._world.warm):
             asked = self._requests[number]
@@ -199,7 +201,7 @@ class Replay:
         self._step(number, request, decide(self._lease, request, self._fleet, self._admission))
 
     def _step(self, number: int, request: Request, deciding: Coroutine[Any, Any, Decision]) -> None:
-        """Goes on with a decision until it is made or has to wait."""
+        """Continues a decision until it is made or has to wait."""
         now = self._fleet.now()
         try:
             waits = deciding.send(None)
@@ -264,7 +266,7 @@ class Replay:
     # Servers.
 
     def _tick(self, now: float, slot: int) -> None:
-        if self._due[slot] == now:  # else the timer was set again
+        if self._due[slot] == now:  # otherwise the timer was set again
             self._due[slot] = math.inf
             self._advance(slot, now)
             self._wake(slot)
@@ -289,7 +291,7 @@ class Replay:
             self._answer(job.number, at)
 
     def _answer(self, number: int, at: float) -> None:
-        """Passes the first piece of an answer on."""
+        """Passes on the first piece of an answer."""
         run, opened = self._run, self._open[number]
         run.first_s[number] = max(at - run.at[number] + self._world.speeds[opened.slot].rest_of(number), FIRST_MIN_S)
         streaming = self._requests[number].streaming

@@ -1,8 +1,10 @@
-"""Runs: blocks of prompts that occur only together. Caches and counts of a replay hold runs, of which there are far fewer than blocks.
+"""Runs: blocks of prompts that occur only together. The caches and counts of a replay store runs, because there are far fewer runs than
+blocks.
 
     prompts   a b c d e      a b c x y      runs   abc, de, xy
 
-The runs of all prompts are a radix tree. A block hash stands for all blocks before it, too, so a run is found by that of its first block.
+The runs of all prompts are a radix tree. A block hash stands for all blocks before it, too, so the hash of a run's first block identifies
+the run.
 """
 
 from collections.abc import Sequence
@@ -12,7 +14,7 @@ HASH_BYTES: Final = 8
 
 
 class Run:
-    """Blocks that follow each other in every prompt that has one of them. `blocks`: how many; `hashes`: of each."""
+    """Blocks that follow each other in every prompt that has one of them. `blocks`: their number; `hashes`: the hash of each block."""
 
     __slots__ = ("blocks", "hashes")
 
@@ -28,7 +30,7 @@ class Runs:
         self._runs: dict[bytes, Run] = {}  # by the hash of the first block
 
     def add(self, hashes: bytes) -> list[int]:
-        """Adds a prompt. Returns after how many of its blocks each run ends that it shares with earlier prompts, with a 0 before them."""
+        """Adds a prompt. Returns the ends, in blocks, of the runs that the prompt shares with earlier prompts, after a 0."""
         at, ends = 0, [0]
         while at < len(hashes):
             run = self._runs.get(hashes[at : at + HASH_BYTES])
@@ -45,7 +47,7 @@ class Runs:
         return ends
 
     def of(self, hashes: bytes) -> tuple[Run, ...]:
-        """Returns the runs of a prompt that was added. Prompts that are added later may divide them."""
+        """Returns the runs of a prompt that was added. Prompts that are added later may divide these runs."""
         at, found = 0, []
         while at < len(hashes):
             run = self._runs.get(hashes[at : at + HASH_BYTES])
@@ -69,7 +71,7 @@ def runs_of(prompts: Sequence[bytes]) -> list[tuple[Run, ...]]:
 
 
 def leading(runs: Sequence[Run], blocks: int) -> list[Run]:
-    """Returns the runs of the first so many blocks, the end of which is the end of a run or of the prompt."""
+    """Returns the runs of a given number of first blocks, whose end must be the end of a run or of the prompt."""
     found = []
     for run in runs:
         if blocks <= 0:
@@ -80,7 +82,7 @@ def leading(runs: Sequence[Run], blocks: int) -> list[Run]:
 
 
 def _leading(one: bytes, other: bytes) -> int:
-    """Returns how many leading bytes are the hashes of equal blocks. Halving finds the last one."""
+    """Returns how many leading bytes are the hashes of equal blocks. A binary search finds the last one."""
     low, high = 0, min(len(one), len(other)) // HASH_BYTES
     while low < high:
         middle = (low + high) // 2

@@ -1,4 +1,4 @@
-"""A recording with its fitted servers, what if it were different, and its replays."""
+"""A recording with its fitted servers, changes to it (what if), and its replays."""
 
 import gc
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ GC_YOUNGEST: Final = 100_000  # high, because cycles are rare in a replay, and t
 
 
 class WhatIf(NamedTuple):
-    """What is different from the recording; None and 1: nothing."""
+    """Says what is different from the recording; None and 1 mean no difference."""
 
     endpoints: int | None = None
     rate: float = 1.0
@@ -30,7 +30,7 @@ class WhatIf(NamedTuple):
 
 
 class Replayed(msgspec.Struct, frozen=True):
-    """The runs of one configuration, each with other random numbers, and their figures: of each figure the median."""
+    """The runs of one configuration, each with other random numbers, and the median of each figure over the runs."""
 
     name: str
     runs: Sequence[Run]
@@ -43,7 +43,7 @@ class Replayed(msgspec.Struct, frozen=True):
 
 
 class Scenario(msgspec.Struct, frozen=True):
-    """What is replayed. `measured`: the recorded traffic as a run; None: the trace has no times, and the servers are assumed."""
+    """What is replayed. `measured`: the recorded traffic as a run; None if the trace has no times, so that the servers are assumed."""
 
     recording: Recording
     world: World
@@ -55,7 +55,7 @@ class Scenario(msgspec.Struct, frozen=True):
         return None if measured is None else figures(measured, measured.target, len(self.recording.endpoints))
 
     def changed(self, what_if: WhatIf) -> "Scenario":
-        """Returns this scenario with the changes; itself if there are none."""
+        """Returns this scenario with the changes; the scenario itself if there are no changes."""
         if self.measured is None:
             what_if = what_if._replace(endpoints=None)  # there are as many as wanted already
         if what_if == WhatIf():
@@ -64,8 +64,7 @@ class Scenario(msgspec.Struct, frozen=True):
 
     def replay(self, config: Configuration, progress: Progress, base: Ints | None = None) -> Replayed:
         """Replays a configuration, several times if there are few requests. `base`: the endpoint of each request to compare with;
-        None: its own. Raises OfflineError.
-        """
+        None: its own. Raises OfflineError."""
         total = len(self.world.requests)
         times = RUNS if total <= FEW_REQUESTS else 1
 
@@ -82,7 +81,7 @@ class Scenario(msgspec.Struct, frozen=True):
 
 
 class Outcome(NamedTuple):
-    """All replays. `fit`: of the recorded configuration, as recorded; `base`: the same with the changes in `changed`."""
+    """All replays. `fit`: the replay of the recorded configuration without changes; `base`: the same with the changes in `changed`."""
 
     scenario: Scenario
     changed: Scenario
@@ -92,7 +91,7 @@ class Outcome(NamedTuple):
 
     @property
     def fit_figures(self) -> Figures | None:
-        """The figures of the replay of exactly the requests that `measured` has answers of."""
+        """Returns the figures of the replay, for exactly those requests whose answers `measured` has."""
         measured = self.scenario.measured
         if measured is None:
             return None
@@ -101,7 +100,8 @@ class Outcome(NamedTuple):
 
 
 class Clients(NamedTuple):
-    """How clients behave: `open`: no client waits for an answer. `number`: of a closed loop; 0: see `loadtest.replay.clients`."""
+    """Says how clients behave. `open`: whether no client waits for an answer. `number`: the number of clients in a closed loop; 0: see
+    `loadtest.replay.clients`."""
 
     open: bool = False
     number: int = 0
@@ -110,9 +110,10 @@ class Clients(NamedTuple):
 def read_scenario(
     path: str, progress: Progress, clients: Clients, endpoints: int | None = None, assumed: Assumed = NOTHING_ASSUMED, pool: str = ""
 ) -> Scenario:
-    """Reads a recording and fits its servers, or a trace of a public format. `pool`: which one of several. Raises Unreadable, TooLittle.
+    """Reads a recording and fits its servers, or a trace of a public format. `pool`: which pool to read, if there are several. Raises
+    Unreadable, TooLittle.
 
-    From here on, this process looks for cycles of objects less often.
+    From here on, this process runs the garbage collector less often.
     """
     gc.set_threshold(GC_YOUNGEST)
     trace = imported(path, endpoints, assumed)

@@ -23,19 +23,21 @@ from loadtest.replay.runs import Run
 UNBOUNDED: Final = 1 << 40
 SPREAD: Final = 2_654_435_761  # spreads numbers evenly over 32 bits (Knuth's multiplicative hash)
 BLOCKS_MAX: Final = 1 << 18  # blocks in the cache of a server whose size is not known
-NOTHING: Final = 0, 0.0  # what a cache holds of a run that it does not have: blocks, tokens of each
+NOTHING: Final = 0, 0.0  # what a cache holds of an unknown run: no blocks, and 0 tokens in each
 
 Form = Literal["steps", "serial", "slots"]
 FORMS: Final[tuple[Form, ...]] = ("steps", "serial", "slots")
 
 
 class Speed(msgspec.Struct, frozen=True):
-    """The fitted values of a server. Times in seconds: `prefill_s` per token of a prompt, `decode_s` per token of one answer alone.
+    """The fitted values of a server. Times are in seconds: `prefill_s` per token of a prompt, `decode_s` per token of an answer that runs
+    alone.
 
-    `growth`: by how much each further running request lengthens a step, as a share. `slots`: requests that run at once. `cache_tokens`:
-    the size of the cache. `samples`: the requests from which the speed was fitted; 0: it is that of the other servers. `error`: by how
-    much the model misses a measured time to the first token, as a share: the median over these requests. `rest_s`: what it does not
-    explain of these times, as evenly spaced quantiles; a replay adds one of them to each time, always the same one for a request.
+    `growth`: by how much each further running request lengthens a step, as a share. `slots`: how many requests run at once. `cache_tokens`:
+    the size of the cache. `samples`: the number of requests from which the speed was fitted; 0 if it is the speed of the other servers.
+    `error`: the share by which the model misses a measured time to the first token; the median over these requests. `rest_s`: the part of
+    these times that the model does not explain, as evenly spaced quantiles; a replay adds one of them to each time, always the same one for
+    a request.
     """
 
     form: Form
@@ -51,21 +53,20 @@ class Speed(msgspec.Struct, frozen=True):
     rest_s: tuple[float, ...] = (0.0,)
 
     def rest_of(self, number: int) -> float:
-        """Returns what is added to the time to the first token of a request."""
+        """Returns the time that is added to the time to the first token of a request."""
         return self.rest_s[number * SPREAD % (1 << 32) * len(self.rest_s) >> 32]
 
 
 class Job:
-    """One request inside a server. `runs`: the blocks of its prompt. `cached`: tokens that need no computing; below 0: the server's cache
-    decides at the start. `known`, `beyond`: if it holds exactly `known` blocks, it has so many tokens more.
-    """
+    """One request inside a server. `runs`: the blocks of its prompt. `cached`: tokens that need no computing; below 0 if the server's cache
+    decides at the start. `known`, `beyond`: if the server holds exactly `known` blocks, it has `beyond` further tokens cached."""
 
     __slots__ = (
         "beyond", "block_tokens", "cached", "known", "left", "needs", "number", "output", "prompt", "ready_at", "runs"
     )  # fmt: skip
 
     def __init__(self, number: int, runs: Sequence[Run], block_tokens: float, prompt: int, output: int, cached: int = -1) -> None:
-        """`block_tokens`: of the server, per block."""
+        """`block_tokens`: the tokens per block of the server."""
         self.number = number
         self.runs = runs
         self.block_tokens = block_tokens
@@ -87,9 +88,8 @@ News = tuple[float, Job, bool]  # when, which request, and whether it has got it
 
 
 class Server(Protocol):
-    """One server. `due`: when `advance` will have news, inf: never. `active_tokens`: of the cache, held by running requests; a block that
-    several of them use counts once.
-    """
+    """One server. `due`: when `advance` will have news; inf if it will have none. `active_tokens`: the tokens of the cache that running
+    requests hold; a block that several requests use is counted once."""
 
     due: float
     running: int
@@ -102,14 +102,14 @@ class Server(Protocol):
         """Returns how many of the waiting requests have reached the server."""
 
     def clear(self) -> None:
-        """Forgets all requests and the cache, as a server that dies."""
+        """Forgets all requests and the cache, as when a server dies."""
 
     def warm(self, runs: Sequence[Run], block_tokens: float) -> None:
-        """Puts blocks into the cache, as an earlier request has."""
+        """Puts blocks into the cache, as an earlier request would have done."""
 
 
 class Cache:
-    """The prefix cache of a server: the blocks that were used last. Of a run it may have lost blocks at the end."""
+    """The prefix cache of a server: the blocks that were used last. The cache may have lost blocks at the end of a run."""
 
     def __init__(self, tokens: int) -> None:
         self._tokens = tokens
@@ -118,7 +118,8 @@ class Cache:
         self._held_blocks, self._held_tokens = 0, 0.0
 
     def take(self, job: Job, output_tokens: int) -> int:
-        """Returns how many tokens of a prompt are held, and holds all of it from now on. `output_tokens`: of the answers that run."""
+        """Returns how many tokens of a prompt the cache holds. From now on, it holds the whole prompt. `output_tokens`: the tokens of the
+        answers that run."""
         hits = 0
         for run in job.runs:
             count = self._held.get(run, NOTHING)[0]
@@ -132,7 +133,7 @@ class Cache:
     def hold(self, runs: Sequence[Run], size: float, output_tokens: int = 0) -> None:
         """Holds these runs, with `size` tokens per block, and forgets others if the cache is full."""
         held = self._held
-        for run in reversed(runs):  # so that a prompt loses its end first
+        for run in reversed(runs):  # in reverse, so that a prompt loses its end first
             count, tokens = held.pop(run, NOTHING)
             if count < run.blocks:
                 self._held_blocks += run.blocks - count
@@ -156,7 +157,7 @@ class Cache:
 
 
 class _Queue:
-    """What all forms share: the queue, the slots, the cache."""
+    """What all forms of the model share: the queue, the slots, the cache."""
 
     def __init__(self, speed: Speed) -> None:
         self._speed = speed
@@ -180,7 +181,7 @@ class _Queue:
         self._cache.hold(runs, block_tokens)
 
     def _admits(self, at: float) -> bool:
-        """Returns whether the first waiting request, of which there must be one, may start at this time."""
+        """Returns whether the first waiting request may start at this time. There must be a waiting request."""
         speed, first = self._speed, self.waiting[0]
         if first.ready_at > at or self.running >= speed.slots:
             return False
@@ -229,13 +230,13 @@ class _Queue:
 
 
 class Stepping(_Queue):
-    """The form `steps`. Steps that only give tokens are passed in one leap, up to the next end or arrival."""
+    """The form `steps`. Steps that only produce tokens are passed in one leap, up to the next end or arrival."""
 
     def clear(self) -> None:
         super().clear()
         self._computing: deque[Job] = deque()  # requests whose prompts are not computed yet
-        self._computed: list[Job] = []  # whose prompts the present step completes
-        self._steps = 0  # ended so far; a request in `_ends` ends with the step of this number
+        self._computed: list[Job] = []  # requests whose prompts the present step completes
+        self._steps = 0  # steps that have ended so far; a request in `_ends` ends with the step of this number
         self._leap = 0  # how many steps end at `due`
         self._begun = self._lasts = 0.0
 
@@ -264,7 +265,7 @@ class Stepping(_Queue):
         return news
 
     def _cut(self, ready_at: float) -> None:
-        """Ends the leap with the step in which a new request becomes ready, if that may start then."""
+        """Ends the leap with the step in which a new request becomes ready, if the request may start then."""
         if not self._admits(ready_at):
             return
         steps = int((ready_at - self._begun) / self._lasts) + 1 if self._lasts else 1

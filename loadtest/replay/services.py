@@ -1,4 +1,5 @@
-"""What a worker gives its plugins, in virtual time: timers, waits, and a latency model that learns. There are no other servers."""
+"""The services that a worker gives its plugins, in virtual time: timers, waits, and a latency model that learns. There are no other
+servers."""
 
 import heapq
 from collections.abc import Callable, Coroutine, Iterable
@@ -10,11 +11,11 @@ from loadtest.replay.waiting import Pause
 from workers.cli.offline import OfflineError
 from workers.worker.services import WorkerServices
 
-BATCHES_S: Final = 0.1  # the supervisor tells the latency model as often what servers run
+BATCHES_S: Final = 0.1  # how often the supervisor tells the latency model what servers run
 
 
 class Timers:
-    """Calls what is due. The owner tells the time with `passed`."""
+    """Calls the timers that are due. The owner tells the time with `passed`."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -22,7 +23,7 @@ class Timers:
         self._order = 0
 
     def after(self, seconds: float, act: Callable[[], object], every: float = 0.0) -> None:
-        """Calls `act` after this time, and then every so many seconds; 0: once."""
+        """Calls `act` after this time, and then every so many seconds; only once if that is 0."""
         self._order += 1
         heapq.heappush(self._due, (self.now + seconds, self._order, every, act))
 

@@ -1,4 +1,4 @@
-"""Finds the lowest point of a cost that has no slopes to follow: the downhill simplex (Nelder and Mead, 1965)."""
+"""Finds the lowest point of a cost function without derivatives: the downhill simplex (Nelder and Mead, 1965)."""
 
 from collections.abc import Callable
 from typing import Final

@@ -18,7 +18,7 @@ COLUMNS = (
 
 
 def lines(outcome: Outcome) -> list[str]:
-    """Returns the tables, how far the model is from what was measured, and a verdict on each configuration."""
+    """Returns the tables, how far the model is from the measured times, and a verdict on each configuration."""
     rows = figure_rows(outcome)
     names = [each.member.name for each in outcome.changed.world.endpoints]
     refused = [

@@ -1,8 +1,9 @@
-"""Says in one line how a configuration compares with the recorded one: the mean time to the first token, and what chance explains of it.
+"""Says in one line how a configuration compares with the recorded one: how the mean time to the first token changes, and whether chance
+explains the change.
 
-The requests that both answered are cut into blocks in the order of arrival. A bootstrap draws blocks with replacement and computes the
-change of the mean for each draw; 95 % of the changes are within the interval. Blocks keep neighbours together, because requests that come
-at the same time meet the same queues (Künsch, 1989: the block bootstrap).
+The requests that both configurations answered are cut into blocks in the order of arrival. A bootstrap draws blocks with replacement and
+computes the change of the mean for each draw; 95 % of the changes are within the interval. Blocks keep neighbours together, because
+requests that come at the same time meet the same queues (Künsch, 1989: the block bootstrap).
 """
 
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ SEED: Final = 1
 
 
 class Change(NamedTuple):
-    """By which share the mean time to the first token is longer (above 0) or shorter, within `low` to `high` with 95 % confidence."""
+    """The share by which the mean time to the first token is longer (above 0) or shorter; between `low` and `high` with 95 % confidence."""
 
     share: float
     low: float
@@ -27,7 +28,7 @@ class Change(NamedTuple):
 
 
 def change(base: Sequence[Run], other: Sequence[Run]) -> Change | None:
-    """Compares the runs of two configurations over the same requests, run by run. Returns None if both answered none."""
+    """Compares the runs of two configurations over the same requests, run by run. Returns None if no request has an answer in both."""
     size = len(base[0].first_s)
     blocks = np.minimum(np.arange(size) * BLOCKS // max(size, 1), BLOCKS - 1)
     sums = np.zeros((2, BLOCKS))

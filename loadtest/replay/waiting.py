@@ -46,7 +46,7 @@ class Pause:
 
 
 class Waited:
-    """The future of a request that waits in a queue. Implements `epp.flow.ports.Future`. `resume`: called once, when it is set."""
+    """The future of a request that waits in a queue. Implements `epp.flow.ports.Future`. `resume`: called once, when the future is set."""
 
     def __init__(self, set_: Callable[["Waited"], object]) -> None:
         self._set = set_
@@ -65,7 +65,8 @@ class Waited:
 
 
 class _Alone:
-    """The peers of the only shard: there are none. Implements `epp.flow.ports.Peers`, and counts what the probe asks for."""
+    """The peers of a shard that is the only one, so there are none. Implements `epp.flow.ports.Peers`, and keeps the counts that the probe
+    reads."""
 
     def __init__(self) -> None:
         self._passed = self._pending = 0
@@ -125,7 +126,7 @@ class _Alone:
 
 
 class _Silent:
-    """Implements `epp.flow.ports.Observer`: the replay counts by itself."""
+    """Implements `epp.flow.ports.Observer` without effect, because the replay counts by itself."""
 
     def ended(self, key: FlowKey, outcome: Outcome, waited_s: float, bytes: int) -> None: ...
     def queued(self, key: FlowKey, requests: int, bytes: int) -> None: ...
@@ -139,7 +140,7 @@ class Queue:
     """Flow control as one worker runs it. Implements `epp.decision.admission.Admission`."""
 
     def __init__(self, plan: FlowPlan, fleet: Fleet, priorities: set[int], freed: Callable[[Waited], object]) -> None:
-        """`priorities`: of the requests that will come. `freed`: gets each future that is set."""
+        """`priorities`: the priorities of the requests that will come. `freed`: is called with each future that is set."""
         observer, peers = _Silent(), _Alone()
         probe = PoolProbe(fleet.candidates, plan.detector, peers)
         gate = PoolGate(probe, plan.usage_limits, plan.detector.name, now=fleet.now, report=observer.policy_failed)

@@ -96,7 +96,7 @@ class ChunkedServer:
         return news
 
     def mute(self, job: Job) -> None:
-        """Does nothing: a request has no news between its first token and its end."""
+        """Does nothing, because a request has no news between its first token and its end."""
 
     def first_token_in(self, sent: Sequence[Job], now: float) -> float:
         settings = self.settings

@@ -207,7 +207,7 @@ class Connection(asyncio.Protocol):
     def _request_fault(self, request: HttpRequest) -> tuple[RequestFault, float]:
         """Returns the fault of this request and its delay in seconds.
 
-        A fault that the request asks for goes before a fault of the server.
+        A fault that the request asks for takes precedence over a fault of the server.
         """
         header = request.headers.get(b"x-sim-fault")
         if header is not None:
@@ -314,7 +314,7 @@ class Connection(asyncio.Protocol):
 
 
 def _fail(connection: Connection, echo: bytes) -> None:
-    """Answers at once, as the request or an order of a fault asks."""
+    """Answers at once, as the request or the order of a fault demands."""
     status = connection.server.fault.status
     error = ApiError(status, "the request or POST /sim/fault asked for this failure")
     connection.answer(status, JSON, b"" if status == EMPTY_STATUS else error.body(), echo)

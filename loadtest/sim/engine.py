@@ -38,7 +38,7 @@ class EngineSettings:
     max_running: int = 256
     kv_blocks: int = 20_000
     block_size: int = 16
-    overhead_s: float = 0.020  # of a prompt, with slots (`loadtest.sim.slots`)
+    overhead_s: float = 0.020  # overhead of a prompt if the engine has slots (`loadtest.sim.slots`)
     prefill_s_per_token: float = 50e-6
     transfer_s_per_token: float = 1e-6  # the time to load KV blocks that another server has computed
     decode_s: float = 0.020
@@ -95,7 +95,7 @@ class Job:
         prompt: bytes = b"",
         salt: str = "",
     ) -> None:
-        """`hashes`: one per whole block of the prompt. `prompt`, `salt`: what was hashed, for engines that publish KV events."""
+        """`hashes`: one per whole block of the prompt. `prompt`, `salt`: the content of the hashes, for engines that publish KV events."""
         self.hashes = hashes
         self.prompt = prompt
         self.salt = salt
@@ -115,8 +115,8 @@ class Job:
 class LoraSlots:
     """Holds adapters in GPU memory.
 
-    A slot takes another adapter only while no running request uses the slot. Among such slots, the one is taken whose adapter was
-    requested longest ago.
+    A slot can take another adapter only while no running request uses the slot. Among such slots, the one whose adapter was requested
+    longest ago is taken.
     """
 
     def __init__(self, slots: int) -> None:
@@ -130,7 +130,7 @@ class LoraSlots:
 
     @property
     def running(self) -> tuple[str, ...]:
-        """Adapters that running requests use."""
+        """Returns the adapters that running requests use."""
         return tuple(name for name, users in self._loaded.items() if users)
 
     def fits(self, name: str) -> bool:
@@ -159,7 +159,7 @@ class Engine:
     """Simulates the queue, the batch and the KV blocks of one server."""
 
     def __init__(self, settings: EngineSettings, changed: Callable[[Job, Sequence[Change]], None] | None = None) -> None:
-        """`changed`: called with a request that changes which blocks the KV cache holds, and with the changes; None: nobody wants them."""
+        """`changed`: called with a request that changes which blocks the KV cache holds, and with these changes; None for no call."""
         self.settings = settings
         self.pool = KvPool(settings.kv_blocks, settings.cpu_blocks, logs=changed is not None)
         self._changed = changed
@@ -176,12 +176,12 @@ class Engine:
 
     @property
     def running(self) -> int:
-        """Requests in the batch."""
+        """Returns the number of requests in the batch."""
         return len(self._running)
 
     @property
     def waiting(self) -> int:
-        """Requests in the queue."""
+        """Returns the number of requests in the queue."""
         return len(self._waiting)
 
     def waiting_loras(self) -> tuple[str, ...]:

@@ -39,5 +39,5 @@ class SimExchange:
 
     @property
     def cached(self) -> int:
-        """The number of prompt tokens that were cached on the server that computed the prompt."""
+        """Returns the number of prompt tokens that were cached on the server that computed the prompt."""
         return self.job.cached_tokens if self.prefill_cached is None else self.prefill_cached

@@ -16,7 +16,7 @@ import msgspec
 DELAY_DEFAULT_S = 2.0
 SECONDS_MAX = 86_400.0
 STATUS_DEFAULT = 500
-EMPTY_STATUS = 200  # of an answer without a body
+EMPTY_STATUS = 200  # the status of an answer without a body
 
 
 class ServerFault(Enum):
@@ -25,12 +25,12 @@ class ServerFault(Enum):
     NONE = "none"
     HANG = "hang"  # no answer to any path but /sim/...
     ERROR = "error"  # `status` to every model request, at once; metrics and health still work
-    SLOW = "slow"  # model requests reach the engine after `delay`
+    SLOW = "slow"  # the server passes model requests to the engine only after `delay`
     GARBAGE_METRICS = "garbage-metrics"  # 200 with bytes that are not metrics
-    ENDLESS_METRICS = "endless-metrics"  # a page without end
-    SLOW_METRICS = "slow-metrics"  # the page in small pieces over `delay`
+    ENDLESS_METRICS = "endless-metrics"  # the page has no end
+    SLOW_METRICS = "slow-metrics"  # the page comes in small pieces over `delay`
     NAN_METRICS = "nan-metrics"  # a valid page with load gauges that are NaN
-    HALF_PAGE = "half-page"  # the connection ends in the middle of the page
+    HALF_PAGE = "half-page"  # the connection ends in the middle of the metrics page
     KV_LOST = "kv-lost"  # messages with KV events get numbers but are not sent
     KV_GARBAGE = "kv-garbage"  # messages with KV events that cannot be decoded
     KV_JUMP = "kv-jump"  # each message with KV events skips 1,000 numbers
@@ -44,7 +44,7 @@ class RequestFault(Enum):
     HANG = "hang"
     ERROR = "error"
     SLOW = "slow"
-    CUT = "cut"  # the connection ends in the middle of the answer
+    CUT = "cut"  # the connection ends in the middle of the answer to a model request
 
 
 class FaultOrder(msgspec.Struct, forbid_unknown_fields=True):

@@ -23,7 +23,7 @@ class Fleet:
     def __init__(
         self, addresses: list[tuple[str, int]], settings: ServerSettings, roles: Sequence[str] = ("",), events: EventSettings | None = None
     ) -> None:
-        """`roles`: one role for all servers, or one per server. `events`: how the servers publish KV events; None: they publish none."""
+        """`roles`: one role for all servers, or one per server. `events`: how the servers publish KV events; None if they publish none."""
         every = list(roles) * len(addresses) if len(roles) == 1 else roles
         self.servers = [
             SimServer(f"sim-{index}", address, settings, self, Connection, role, _block_events(events, index, address, settings))

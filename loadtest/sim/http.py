@@ -40,7 +40,7 @@ class BadHttp(Exception):
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
-    """One whole request. Header names are in lower case. If a header is repeated, its last value counts."""
+    """One whole request. Header names are in lower case. If a header is repeated, its last value is used."""
 
     method: bytes
     path: bytes
@@ -51,7 +51,7 @@ class HttpRequest:
 
     @property
     def keep_alive(self) -> bool:
-        """Whether the connection stays open after the answer."""
+        """Returns whether the connection stays open after the answer."""
         option = self.headers.get(b"connection", b"").lower()
         return option == b"keep-alive" if self.http10 else option != b"close"
 
@@ -77,12 +77,12 @@ class RequestReader:
 
     @property
     def buffered(self) -> int:
-        """The number of bytes that were received and do not belong to a returned request."""
+        """Returns the number of bytes that were received and do not belong to a returned request."""
         return len(self._buffer) + len(self._body)
 
     @property
     def expects_continue(self) -> bool:
-        """Whether a head asked for `100 Continue` and no byte of its body has arrived."""
+        """Returns whether a head asked for `100 Continue` and no byte of its body has arrived."""
         head = self._head
         if head is None or self._buffer or self._body:
             return False
@@ -215,7 +215,7 @@ def _body_length(headers: dict[bytes, bytes]) -> int | None:
 
 
 def head(status: int, kind: bytes, extra: bytes, *, length: int | None, close: bool) -> bytes:
-    """Returns the head of an answer. `kind`: content type. `extra`: whole header lines. `length`: of the body; None: a chunked body."""
+    """Returns the head of an answer. `kind`: content type. `extra`: whole header lines. `length`: that of the body; None if chunked."""
     size = b"Transfer-Encoding: chunked" if length is None else b"Content-Length: %d" % length
     end = b"Connection: close\r\n\r\n" if close else b"\r\n"
     line = b"HTTP/1.1 %d %s\r\nContent-Type: %s\r\n%s\r\n" % (status, REASONS.get(status, b"Error"), kind, size)

@@ -38,7 +38,7 @@ class Dialect:
         extra_keys: Sequence[Any] | None = None,
         cache_salt: str | None = None,
     ) -> Any:
-        """Returns the event that says that these blocks are stored now. `parent`: hash of the block before these; None: there is none."""
+        """Returns the event that says that these blocks are stored now. `parent`: hash of the block before these; None if there is none."""
         if self.name == "sglang":
             metadata = {"cache_salt": cache_salt} if cache_salt else None
             return ["BlockStored", list(hashes), parent, list(tokens), block_size, None, self._tier(medium), metadata]

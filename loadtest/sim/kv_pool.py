@@ -1,17 +1,16 @@
 """Simulates the KV cache of one server: a fixed number of blocks with LRU prefix caching.
 
 A prompt is cut into blocks. The hash of a block includes its predecessor's hash, so equal hashes mean
-equal prefixes. Running requests use blocks; a block that several requests share counts once. When the
-last user of a hashed block ends, the block becomes *idle*: a later prompt may hit it. A request that
-needs room evicts idle blocks, the longest idle first. Within one prompt the last block becomes idle
-first, so that a prompt's blocks are evicted from its end.
+equal prefixes. Running requests use blocks; a block that several requests share is counted once. When the last user of a hashed block ends,
+the block becomes *idle*: a later prompt may hit it. A request that needs room evicts idle blocks, the longest idle first. Within one prompt
+the last block becomes idle first, so that a prompt's blocks are evicted from its end.
 
 Only the engine that owns the cache writes it. Invariant: in use + idle <= total. Blocks written
 while decoding belong to one request and are not kept for reuse.
 
 The *CPU tier*, if there is one, keeps evicted blocks. If it is full, it drops the block that was
-evicted or used longest ago. If it has the blocks that follow a prompt's hits, these count as hits, too,
-and have to be loaded. `log` lists the changes of both tiers.
+evicted or used longest ago. If it has the blocks that follow a prompt's hits, these blocks are hits, too, and have to be loaded. `log`
+lists the changes of both tiers.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ class KvPool:
     """Holds the blocks of one server. The engine calls `allocate` when a request starts to run, and `release` when it ends."""
 
     def __init__(self, total: int, cpu_blocks: int = 0, *, logs: bool = False) -> None:
-        """`cpu_blocks`: the size of the CPU tier; 0: there is none. `logs`: whether changes are added to `log`; if not, `log` is None.
+        """`cpu_blocks`: the size of the CPU tier; 0 if there is none. `logs`: whether changes are added to `log`; if not, `log` is None.
 
         The owner empties `log` after each call of `allocate`.
         """
@@ -86,17 +85,17 @@ class KvPool:
 
     @property
     def in_use(self) -> int:
-        """The number of blocks that running requests hold."""
+        """Returns the number of blocks that running requests hold."""
         return len(self._users) + self._private
 
     @property
     def idle(self) -> int:
-        """The number of blocks that no request holds and that a later prompt may still hit."""
+        """Returns the number of blocks that no request holds and that a later prompt may still hit."""
         return len(self._idle)
 
     @property
     def usage(self) -> float:
-        """The share of the blocks that running requests hold, 0 to 1."""
+        """Returns the share of the blocks that running requests hold, 0 to 1."""
         return self.in_use / self.total
 
     def blocks(self, tier: str = GPU) -> set[int]:
@@ -123,7 +122,7 @@ class KvPool:
     def uncached(self, prompts: Iterable[tuple[Sequence[int], int]], block_size: int) -> list[int]:
         """Returns, for each prompt, how many tokens have to be computed if the prompts start in this order. `prompts`: (hashes, tokens).
 
-        The blocks of earlier prompts count as cached for later prompts.
+        The blocks of earlier prompts are cached for later prompts.
         """
         coming: set[int] = set()
         uncached = []
@@ -136,7 +135,8 @@ class KvPool:
     def room_in(self, wanted: Sequence[Blocks], held: Iterable[tuple[float, Blocks]]) -> float:
         """Returns in how many seconds all `wanted` prompts have room, in this order, if nothing else takes blocks.
 
-        `held`: what running requests hold, and in how many seconds each ends. A block that several of them use is free after the last one.
+        `held`: the blocks that running requests hold, and in how many seconds each request ends. A block that several of them use becomes
+        free when the last one ends.
         """
         short = self.in_use - self.total
         if short + sum(needed for _, needed in wanted) <= 0:
@@ -164,9 +164,8 @@ class KvPool:
     def allocate(self, hashes: Sequence[int], needed: int, hits_max: int) -> int | None:
         """Takes `needed` blocks for a request. Returns the number of hits, or None if too few blocks are free.
 
-        `hashes`: one per whole block of the prompt; other requests may share these blocks. Hits are the
-        leading blocks that are cached, but at most `hits_max`, because the last token of a prompt is
-        always computed.
+        `hashes`: one per whole block of the prompt; other requests may share these blocks. Hits are the leading blocks that are cached, but
+        at most `hits_max`, because the last token of a prompt is always computed.
         """
         users, idle = self._users, self._idle
         hits = from_idle = 0
@@ -177,7 +176,7 @@ class KvPool:
                 break
             hits += 1
         loaded = self._in_cpu(hashes, hits)
-        # After the first miss, few further blocks are cached. Two set operations, which run in C, usually show that none is.
+        # After the first uncached block, few further blocks are cached. Two set operations, which run in C, usually show that none is.
         known, rest, present = hashes[:hits], hashes[hits:], hits
         if not (users.keys().isdisjoint(rest) and idle.keys().isdisjoint(rest)):
             known, rest = hashes, ()

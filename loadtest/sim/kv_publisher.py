@@ -18,7 +18,8 @@ REPLAY_END: Final = b"\xff" * 8
 
 
 class KvPublisher:
-    """Publishes the events of one engine. `events`, `replay`: addresses to bind, such as tcp://127.0.0.1:5557; `replay` "": no replays."""
+    """Publishes the events of one engine. `events`, `replay`: addresses to bind, such as tcp://127.0.0.1:5557; with "" as `replay`, there
+    are no replays."""
 
     def __init__(
         self,
@@ -62,7 +63,7 @@ class KvPublisher:
 
     @property
     def address(self) -> str:
-        """The address of the publishing socket. If the given port was `*`, it has the port that the system chose."""
+        """Returns the address of the publishing socket. If the given port was `*`, it has the port that the system chose."""
         return self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def publish(self, events: Sequence[Any], *, timestamp: float = 1.0, lost: bool = False) -> int:

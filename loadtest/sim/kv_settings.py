@@ -1,4 +1,4 @@
-"""Settings of simulated servers that publish KV events. Does not import ZeroMQ, so that servers without events do not need ZeroMQ."""
+"""Settings of simulated servers that publish KV events. It does not import ZeroMQ, so that servers without events do not need it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,8 +12,9 @@ TOPIC: Final = "kv@{address}@{model}"
 class EventSettings:
     """How the servers of a process publish. Server n (from 0) publishes on `port` + n and answers replays on `replay_port` + n.
 
-    `port`, `replay_port`: 0: no such port. `connect`: an address to connect to, instead of listening on `port` + n. `dialects`: one for
-    all servers, or one per server. `first`: the number of the first message. `kept`: how many messages are kept for replays.
+    A `port` or `replay_port` of 0 means that there is no such port. `connect`: an address to connect to, instead of listening on `port` +
+    n. `dialects`: one dialect for all servers, or one per server. `first`: the number of the first message. `kept`: how many messages are
+    kept for replays.
     `replay_topics`: whether replays repeat the topic.
     """
 

@@ -1,7 +1,7 @@
 """Holds what a simulated engine counts: totals and histograms, with the bucket bounds of vLLM.
 
 The engine counts, and `loadtest.sim.exposition` renders the counts. Each histogram has a version that grows
-with every observation. By the version, the metrics page finds out whether a histogram has changed.
+with every observation. Its version tells the metrics page whether a histogram has changed.
 """
 
 from __future__ import annotations

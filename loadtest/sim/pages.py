@@ -34,7 +34,7 @@ class Client(Protocol):
 
 
 def health(connection: Client) -> None:
-    """Answers as a server that is healthy."""
+    """Answers that the server is healthy."""
     connection.answer(200, TEXT, b"")
 
 
@@ -45,7 +45,7 @@ def models(connection: Client) -> None:
 
 
 def metrics(connection: Client) -> None:
-    """Answers with the metrics page, as the present fault says."""
+    """Answers with the metrics page, in the form that the present fault demands."""
     server = connection.server
     server.counts["scrapes"] += 1
     server.advance()

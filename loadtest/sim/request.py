@@ -34,7 +34,7 @@ class StreamOptions(msgspec.Struct):
 
 
 class Body(msgspec.Struct):
-    """The fields of all four APIs that this server uses. It ignores all others."""
+    """The fields of all four APIs that this server uses. The server ignores all other fields."""
 
     model: str | None = None
     prompt: str | list[Any] | None = None
@@ -74,7 +74,7 @@ class Ask:
 class Models:
     """The models of a server: the base model under one or more names, and LoRA adapters.
 
-    `block_size`: tokens per KV block. `seed`: for the words of answers. `keeps_prompts`: whether `Ask.prompt` is filled.
+    `block_size`: tokens per KV block. `seed`: the seed for the words of answers. `keeps_prompts`: whether `Ask.prompt` is filled.
     """
 
     names: tuple[str, ...]
@@ -84,7 +84,7 @@ class Models:
     keeps_prompts: bool = False
 
     def resolve(self, requested: str | None) -> tuple[str, str | None]:
-        """Returns (model, adapter or None) for the name in a request. No name or "" means the base model. Raises ApiError."""
+        """Returns (model, adapter or None) for the name in a request. An empty or missing name means the base model. Raises ApiError."""
         if not requested:
             return self.names[0], None
         if requested in self.names:

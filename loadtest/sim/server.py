@@ -51,7 +51,7 @@ class ServerSettings:
 
 @dataclass(slots=True)
 class Fault:
-    """The fault of a server. `delay`, `status`: as in the order. `until`: the loop time of its end; None: it has no end."""
+    """The fault of a server. `delay`, `status`: as in the order. `until`: the loop time at which it ends; None if it does not end."""
 
     kind: ServerFault = ServerFault.NONE
     delay: float = 0.0
@@ -84,7 +84,7 @@ class SimServer:
         role: str = "",
         events: BlockEvents | None = None,
     ) -> None:
-        """`connection`: creates the protocol of an accepted connection. `events`: publishes the KV events; None: none are published."""
+        """`connection`: creates the protocol of an accepted connection. `events`: publishes the KV events; None if none are published."""
         self.name, self.role = name, role
         self.host, self.port = address
         self.fleet = fleet
@@ -194,7 +194,7 @@ class SimServer:
     # Faults
 
     def active_fault(self) -> ServerFault:
-        """Returns the kind of the current fault; NONE without one. Clears a fault whose time has passed."""
+        """Returns the kind of the current fault; NONE if there is none. Clears a fault whose time has passed."""
         fault = self.fault
         if fault.until is not None and self.loop.time() >= fault.until:
             self.fault = fault = Fault()
@@ -231,7 +231,8 @@ class SimServer:
         self.fleet.spawn(self._listen_again())
 
     async def _listen_again(self) -> None:
-        """Listens again after the fault `vanish`. Retries, because another process's outgoing connection may use the port for a moment."""
+        """Listens again after the fault `vanish`. Retries, because an outgoing connection of another process may use the port for a
+        moment."""
         for _ in range(LISTEN_TRIES):
             try:
                 await self.listen()

@@ -19,7 +19,7 @@ from loadtest.sim.kv_pool import KvPool
 
 
 class ServerModel(Protocol):
-    """One simulated server. Times are in seconds of the owner's clock, except those that the model writes into a `Job`."""
+    """One simulated server. Times are in seconds of the owner's clock, except the times that the model writes into a `Job`."""
 
     @property
     def pool(self) -> KvPool:
@@ -27,11 +27,11 @@ class ServerModel(Protocol):
 
     @property
     def running(self) -> int:
-        """The number of requests on which the server works."""
+        """Returns the number of requests on which the server works."""
 
     @property
     def waiting(self) -> int:
-        """The number of requests in the queue."""
+        """Returns the number of requests in the queue."""
 
     def submit(self, job: Job, now: float) -> None:
         """Queues a new request."""
@@ -58,7 +58,7 @@ class ServerModel(Protocol):
         """
 
     def beyond_half_s(self, now: float) -> float:
-        """Returns how many seconds more than half are left of the step under way: below 0 if it ends sooner.
+        """Returns how many seconds more than half of the present step are left; below 0 if less than half is left.
 
         Returns 0 if no step is under way, or if it computes prompts.
         """

@@ -20,7 +20,7 @@ UNBOUNDED = 1 << 40
 
 
 class SlotServer(Engine):
-    """An `Engine` without steps. It has `max_running` slots; `decode_growth` and the time to load adapters do not count."""
+    """An `Engine` that does not work in steps. It has `max_running` slots, and ignores `decode_growth` and the time to load adapters."""
 
     def __init__(self, settings: EngineSettings, changed: Callable[[Job, Sequence[Change]], None] | None = None) -> None:
         super().__init__(replace(settings, step_tokens=UNBOUNDED), changed)
@@ -61,7 +61,7 @@ class SlotServer(Engine):
             self._tell(job)
 
     def first_token_in(self, sent: Sequence[Job], now: float) -> float:
-        """Predicts the first token of the last request of `sent` (see `ServerModel`). Ignores the limit of adapters."""
+        """Predicts the first token of the last request of `sent` (see `ServerModel`). The limit of adapters is ignored."""
         settings = self.settings
         free = sorted(map(self._end_of, self._first)) + [now] * (settings.max_running - len(self._first))
         heapq.heapify(free)
@@ -76,7 +76,7 @@ class SlotServer(Engine):
         return first - now
 
     def beyond_half_s(self, now: float) -> float:
-        """Returns 0: there are no steps."""
+        """Returns 0, because there are no steps."""
         return 0.0
 
     def _computed_at(self, job: Job, hits: int, start: float, coming: dict[int, float]) -> float:
@@ -106,7 +106,7 @@ class SlotServer(Engine):
         self._tell(job)
 
     def _take_tokens(self, job: Job) -> None:
-        """Gives a request its next token; all of them if it does not stream."""
+        """Gives a request its next token, or all tokens if it does not stream."""
         seen, first = self.seen, self._first[job]
         if not job.generated:
             job.first_token_at = first
@@ -121,7 +121,7 @@ class SlotServer(Engine):
             seen.inter_token.observe(self.settings.decode_s, job.generated - 1)
 
     def _tell(self, job: Job) -> None:
-        """Lists the next news of a running request."""
+        """Adds the next news of a running request to the list."""
         at = self._first[job] + job.generated * self.settings.decode_s if job.streams else self._end_of(job)
         self._order += 1
         heapq.heappush(self._news, (at, self._order, job))

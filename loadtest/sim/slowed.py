@@ -1,4 +1,4 @@
-"""A server that works more slowly than its model from some time on: the model's clock then runs more slowly than the owner's clock.
+"""A server that, from some time on, works more slowly than its model: the model's clock then runs more slowly than the owner's clock.
 
 All work takes `factor` times as long: prefill, decode, and also work that had begun before. Times that the model writes into a `Job` are
 times of the model's clock.

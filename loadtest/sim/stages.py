@@ -56,9 +56,9 @@ class StageAnswer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """The names of the servers that served the stages; `prefiller` "": none did.
+    """The names of the servers that served the stages; `prefiller` is "" if none prefilled.
 
-    `cached_tokens`: prompt tokens that were cached on the prefill server; None: the decode server computes the prompt.
+    `cached_tokens`: prompt tokens that were cached on the prefill server; None if the decode server computes the prompt.
     """
 
     encoders: tuple[str, ...] = ()
@@ -81,7 +81,7 @@ class Stages:
 
     @classmethod
     def named(cls, headers: Mapping[bytes, bytes]) -> Stages | None:
-        """Returns the stages that the headers name; None without such headers. Raises ApiError."""
+        """Returns the stages that the headers name; None if there are no such headers. Raises ApiError."""
         prefiller, encoders = headers.get(PREFILLER, b""), headers.get(ENCODERS, b"")
         if not prefiller and not encoders:
             return None
@@ -139,7 +139,7 @@ def media(body: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def one_token(body: dict[str, Any], messages: list[Any] | None = None) -> dict[str, Any]:
-    """Returns a copy of the request that is unstreamed and generates one token. `messages`: replace the request's; None: keep those."""
+    """Returns a copy of the request that is unstreamed and generates one token. `messages`: replace those in the request, if not None."""
     changed = {key: value for key, value in body.items() if key != "stream_options"}
     limits = [key for key in LIMITS if key in body] or LIMITS[:1]
     changed |= {"stream": False} | dict.fromkeys(limits, 1)

@@ -8,7 +8,7 @@ of its time. The first term is the cost of the items. The second term is the cos
 processes. At low rates, every item causes a wake-up. At high rates, one wake-up handles several items, so this term approaches `most`.
 The constants were fitted to open loops of 25 to 3,000 requests/s and 100 to 14,000 chunks/s.
 
-This module measures nothing and does not know this machine. Another CPU has other constants; their ratios differ less.
+This module measures nothing and does not know this machine. Another CPU has other constants, but their ratios differ less.
 """
 
 import math
@@ -64,9 +64,9 @@ WORKER_SHARE: Final = 0.6
 SUPERVISOR_SHARE: Final = 0.5
 SCRAPE_S_MIN: Final = SCRAPE_INTERVAL_MIN_S
 SCRAPE_STEP_S: Final = 0.05
-WORKERS_MIN: Final = 2  # so that a restart is no outage
+WORKERS_MIN: Final = 2  # two, so that the restart of a worker is no outage
 WORKERS_MAX: Final = 256
-CHUNKS_PER_STREAM_S: Final = 25.0  # a token every 40 ms
+CHUNKS_PER_STREAM_S: Final = 25.0  # one token every 40 ms
 UNARY_S: Final = 2.0  # how long the stream of a request with an unstreamed answer is open
 IN_PICKER_S: Final = 0.05  # how long the picker holds a body without flow control
 
@@ -103,14 +103,14 @@ CHART: Final[Mapping[str, int]] = {
     "heldBlockBytes": HELD_BLOCK_BYTES,
     "endpointKib": math.ceil(_UNIT.endpoint / 1024),
     "workerKib": math.ceil(_UNIT.worker / 1024),
-    "fixedKib": 3072,  # more than `_UNIT.fixed`: the rest is for what a configuration adds
+    "fixedKib": 3072,  # more than `_UNIT.fixed`, because a configuration can add to it
     "stepKib": 16 << 10,
     "processesMib": 192,  # memory of a picker's processes without workers
     "workerMib": 16,
     "maxEndpoints": _DEFAULT.max_endpoints,
     "indexEntries": _DEFAULT.index_entries,
     "kvIndexBlocks": _DEFAULT.kv_index_blocks,
-    "endSeconds": 10,  # what the grace period has after preStop and drain: to cut streams, end the supervisor, remove names
+    "endSeconds": 10,  # what the grace period has beyond preStop and drain: time to cut streams, end the supervisor and remove names
 }
 REQUEST_MIB: Final = 1024  # the chart's memory request
 LIMIT_MIB: Final = 2048  # the chart's limit: twice the bytes that flow control holds in the built-in configuration
@@ -131,7 +131,7 @@ class Load:
 
     @property
     def further_kb(self) -> float:
-        """The KB of a prompt beyond the first KB. The cost of a request includes the first one."""
+        """Returns the KB of a prompt beyond the first KB. The cost of a request includes the first KB."""
         return max(0.0, self.prompt_kb - 1)
 
     @property
@@ -141,7 +141,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Size:
-    """What a picker needs for a load. Cores: CPU seconds per second. Memory: the proportional set size of all processes."""
+    """What a picker needs for a load. Cores are CPU seconds per second. Memory is the proportional set size of all processes."""
 
     workers: int
     worker_share: float  # the share of its time that each worker is busy
@@ -163,13 +163,13 @@ class Size:
 
     @property
     def cpu_request(self) -> float:
-        """The container's CPU request. It includes spare time for workers and supervisor, and is never above the limit."""
+        """Returns the container's CPU request. It includes spare time for workers and supervisor, and is never above the limit."""
         request = math.ceil(10 * (self.worker_cores / WORKER_SHARE + self.supervisor_cores / SUPERVISOR_SHARE)) / 10
         return min(request, float(self.cpu_limit))
 
     @property
     def cpu_limit(self) -> int:
-        """The container's CPU limit: every worker and the supervisor may use a core."""
+        """Returns the container's CPU limit: every worker and the supervisor may use a core."""
         return self.workers + 1
 
     def flags(self) -> list[str]:
@@ -290,8 +290,8 @@ def warnings(load: Load, workers: int, share: float, interval: float, supervisor
 def shared_memory_mib(workers: int, flags: Mapping[str, Any], *, kv_events: bool = False) -> int:
     """Returns the MiB that /dev/shm of a pod should hold: a quarter more than indexes, endpoint table and workers need.
 
-    `flags`: flags of `epp serve` by name. `kv_events`: whether the chart's values have ports of KV events. With them, or with the flag
-    kv-index-blocks, the index of held blocks counts, too.
+    `flags`: flags of `epp serve` by name. `kv_events`: whether the chart's values have ports of KV events. With such ports, or with the
+    flag kv-index-blocks, the index of held blocks is included.
     """
     most = int(flags.get("workers-max", 2 * workers))
     places, entries = (int(flags.get(*each)) for each in (("max-endpoints", ENDPOINTS_MIN), ("index-entries", INDEX_ENTRIES_MIN)))
@@ -303,7 +303,7 @@ def shared_memory_mib(workers: int, flags: Mapping[str, Any], *, kv_events: bool
 
 
 def memory_least_mib(workers: int, flags: Mapping[str, Any]) -> int:
-    """Returns the lowest memory limit that a pod may have, in MiB. It includes /dev/shm, which counts as the pod's memory."""
+    """Returns the lowest memory limit that a pod may have, in MiB. It includes /dev/shm, which is a part of the pod's memory."""
     return shared_memory_mib(workers, flags) + CHART["processesMib"] + CHART["workerMib"] * workers
 
 

@@ -9,13 +9,13 @@ from epp.request import BYTES_PER_TOKEN
 
 BUSY_S: Final = 60  # the load is that of the busiest minute
 KB: Final = 1000
-ENVELOPE_BYTES: Final = 200  # of a request's JSON besides its prompt
+ENVELOPE_BYTES: Final = 200  # bytes of a request's JSON besides its prompt
 
 
 class TraceLoad(NamedTuple):
     """The load of the busiest minute of a trace. `rps`: requests per second. `prompt_kb`: mean KB of a body. `chunk_rate`: per second.
 
-    `requests`: of the whole trace, which lasts `seconds`.
+    `requests`: the requests of the whole trace, which lasts `seconds`.
     """
 
     rps: float

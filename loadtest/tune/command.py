@@ -27,7 +27,7 @@ from workers.cli.offline import OfflineError
 from workers.cli.output import echo, echo_text
 from workers.shared.recording import Unreadable
 
-TRAINING_SHARE = 0.6  # of the requests; the others are held out
+TRAINING_SHARE = 0.6  # the share of the requests that the search uses; the others are held out
 PART_MIN = 100  # requests
 WARM_UP = 0.2  # the share of the training part that does not count
 OPEN_OBJECTIVES = ("requests", "moved")
@@ -82,8 +82,8 @@ def command(
 ) -> None:
     """Find better weights and parameters for recorded traffic. TRACE: a file or a folder of `epp record`, or a public trace.
 
-    Tries values on the first 60 % of the recording, and confirms the best ones on the rest. Prints the change as a patch, with the expected
-    gain, or says that nothing is better. Ctrl-C ends the search; the best result so far is confirmed.
+    It tries values on the first 60 % of the recording, and confirms the best ones on the rest. Prints the change as a patch, with the
+    expected gain, or says that nothing is better. Ctrl-C ends the search; the best result so far is confirmed.
 
     Exit code 0: also if nothing is better; 1: the recording cannot be used; 2: an option is wrong; 78: the configuration is wrong.
     """
@@ -157,7 +157,7 @@ def _objective(name: str) -> str:
 
 
 def _parts(scenario: Scenario, trial_requests: int, clients: Clients) -> tuple[Part, Part]:
-    """Returns the training part and the held-out part. Earlier requests of each fill caches and queues, and do not count."""
+    """Returns the training part and the held-out part. The first requests of each part fill caches and queues, and are left out."""
     whole = scenario.world
     requests = whole.requests
     split = int(TRAINING_SHARE * len(requests))

@@ -18,20 +18,20 @@ from workers.cli.flags import BadConfiguration
 
 FINALISTS: Final = 4
 FINAL_SEEDS: Final = 3
-STARTING_TRIALS: Final = 16  # of random values, before optuna learns from earlier trials
+STARTING_TRIALS: Final = 16  # trials with random values, before optuna learns from earlier trials
 MISSING: Final = "epp record tune needs optuna: pip install 'endpoint-picker[analysis]'"
 
 Values = Mapping[Path, float]
 
 
 class Goal(msgspec.Struct, frozen=True):
-    """What to improve: a figure, and conditions that must hold with the recorded configuration as `base`."""
+    """What to improve: a figure, and conditions in which `base` is the figure of the recorded configuration."""
 
     objective: str
     limits: Sequence[Condition]
 
     def cost(self, found: Figures) -> float:
-        """Returns the objective so that less is better."""
+        """Returns the objective as a cost, of which less is better."""
         value: float = getattr(found, self.objective)
         return -value if self.objective in HIGHER_IS_BETTER else value
 
@@ -40,7 +40,7 @@ class Goal(msgspec.Struct, frozen=True):
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """Values that were tried. `cost`: inf if a condition did not hold."""
+    """Values that were tried. `cost`: infinite if a condition did not hold."""
 
     values: Values
     cost: float
@@ -48,7 +48,7 @@ class Candidate(msgspec.Struct, frozen=True):
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """How far a search is. `best`: the objective of the best trial so far; `base`: of the recorded configuration."""
+    """How far a search has got. `best`: the objective of the best trial so far; `base`: the objective of the recorded configuration."""
 
     trial: int
     trials: int
@@ -58,7 +58,7 @@ class Progress(msgspec.Struct, frozen=True):
 
 
 class Space:
-    """A configuration with values to change. `added`: scorers that candidates have beside its own. Raises ValueError."""
+    """A configuration with values to change. `added`: scorers that candidates have besides its own scorers. Raises ValueError."""
 
     def __init__(self, config: Configuration, text: str, added: Sequence[str] = ()) -> None:
         self.text = text
@@ -76,7 +76,7 @@ class Space:
 
 
 class Part:
-    """A part of a recording, on which configurations are compared. All runs count the same requests, from `counted_from` on."""
+    """A part of a recording, on which configurations are compared. All runs are compared over the same requests, from `counted_from` on."""
 
     def __init__(self, world: World, counted_from: int) -> None:
         self.world = world
@@ -92,7 +92,7 @@ class Part:
 
 
 class Search:
-    """One search. `interrupted`: whether Ctrl-C ended it; the best result so far then counts."""
+    """One search. `interrupted`: whether Ctrl-C ended the search; the result is then the best one so far."""
 
     def __init__(self, part: Part, space: Space, goal: Goal, seed: int) -> None:
         self._part = part
@@ -105,7 +105,7 @@ class Search:
         self.interrupted = False
 
     def best(self, trials: int, seconds: float, told: Callable[[Progress], object]) -> Candidate:
-        """Runs trials until their number or the time is over. Returns the best candidate; without values, if none beats the base."""
+        """Runs trials until their number or the time is over. Returns the best candidate; one without values if none beats the base."""
         optuna = _optuna()
         sampler = optuna.samplers.TPESampler(seed=self._seed, n_startup_trials=STARTING_TRIALS, multivariate=True)
         study = optuna.create_study(sampler=sampler)

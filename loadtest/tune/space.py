@@ -14,7 +14,7 @@ LOG_FROM: Final = 20.0  # a range whose limits differ by this factor is searched
 WEIGHT_MIN: Final = 1e-3
 DIGITS: Final = 3
 DEFAULT_WEIGHT: Final = 1.0
-ADDED_WEIGHT: Final = 0.001  # of a scorer that a search adds
+ADDED_WEIGHT: Final = 0.001  # the weight with which a search adds a scorer
 ADDED_WEIGHT_MAX: Final = 64.0
 
 Path = tuple[str | int, ...]
@@ -65,7 +65,7 @@ def knobs(document: Mapping[str, Any], types: Mapping[str, type[Plugin]]) -> lis
 
 
 def with_scorers(document: Mapping[str, Any], added: Sequence[str], types: Mapping[str, type[Plugin]]) -> dict[str, Any]:
-    """Returns a copy of a checked configuration in which each profile has these scorers, too, with a weight that hardly counts.
+    """Returns a copy of a checked configuration in which each profile also has these scorers, with a weight that has hardly any effect.
 
     Raises ValueError if one of them is no scorer, or is there already.
     """

@@ -1,4 +1,4 @@
-"""The HTML report of a replay: one file without scripts, fonts or images from elsewhere.
+"""The HTML report of a replay: one file, which loads no scripts, fonts or images.
 
 charts.py     charts as SVG
 series.py     what the charts show: values over time, from the runs

@@ -14,7 +14,7 @@ Points = Sequence[tuple[float, float]]
 
 
 class Axis(NamedTuple):
-    """What an axis shows. `log`: whether it is logarithmic; then values are above 0."""
+    """What an axis shows. `log`: whether the axis is logarithmic; then values are above 0."""
 
     label: str
     log: bool = False

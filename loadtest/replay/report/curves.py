@@ -38,7 +38,7 @@ def loads(run: Run, names: Sequence[str], edges: Floats) -> Mapping[str, Points]
 
 
 def waiting(run: Run, priorities: Sequence[int], edges: Floats) -> Mapping[str, Points]:
-    """Returns the mean number of requests that wait in the picker, per band over time. `priorities`: one per request."""
+    """Returns the mean number of requests that wait in the picker, per band over time. `priorities`: the priority of each request."""
     of = np.array(priorities)
     bands = sorted(set(priorities), reverse=True)[:BANDS_MAX]
     waits = run.waited_s > 0
@@ -50,7 +50,7 @@ def waiting(run: Run, priorities: Sequence[int], edges: Floats) -> Mapping[str, 
 
 
 def moves(run: Run, base: Run, names: Sequence[str]) -> Mapping[str, Mapping[str, float]]:
-    """Returns per endpoint how many requests stay, how many come from others, and how many go to others or nowhere."""
+    """Returns, per endpoint, how many requests stay there, how many come from other endpoints, and how many go to others or nowhere."""
     found = {}
     for slot, name in enumerate(names):
         here, there = run.target == slot, base.target == slot
@@ -69,7 +69,7 @@ def _middles(edges: Floats) -> Floats:
 
 
 def _mean(begun: Floats, ended: Floats, edges: Floats) -> Points:
-    """Returns how many intervals there are at a time, as the mean of each bin."""
+    """Returns how many intervals contain a point of time, as the mean over each bin."""
     known = ~np.isnan(ended)
     begun, ended = begun[known], ended[known]
     # The integral of the number of intervals up to a time t is the sum of min(t, end) - min(t, begin).
