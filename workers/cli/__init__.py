@@ -28,7 +28,7 @@ class Entry(NamedTuple):
     """One command, or a group of commands.
 
     `module`, `command`: where its code is; "" for a group. `extra`: the extra of the distribution that it needs. `commands`: the commands
-    of a group. `usual`: the command of a group that runs without its name.
+    of a group. `usual`: the command of a group that runs if none is named.
     """
 
     help: str
@@ -91,7 +91,7 @@ def added(group: str = "") -> Mapping[str, Entry]:
 
 
 class Group(click.Group):
-    """A group of commands. The module of a command is imported when it is called. `entries`: its own commands by name."""
+    """A group of commands. The module of a command is imported when the command is called. `entries`: the group's own commands by name."""
 
     def __init__(self, *, entries: Mapping[str, Entry], usual: str = "", group: str = "", **attributes: Any) -> None:
         super().__init__(**attributes)
@@ -119,7 +119,7 @@ class Group(click.Group):
 
 
 class Main(Group):
-    """The command `epp`. It also knows the earlier names of commands."""
+    """The command `epp`. The `epp` command. It also knows the earlier names of commands."""
 
     def main(self, *args: Any, **extra: Any) -> Any:
         try:

@@ -69,7 +69,7 @@ def command(
 
     All flags and variables of `epp serve` are accepted and checked with it, beside --config-file and --config-text.
 
-    Exit code 0: the configuration is valid; 78: it is not, and all errors are on stderr.
+    Exit code 0: the configuration is valid; 78: it is not valid, and all errors are on stderr.
     """
     options = options_of({**flags, "config_file": file, "config_text": ""}, quiet=quiet)
     source = shown_path(file)
@@ -114,7 +114,7 @@ class Used(NamedTuple):
 
 
 def _found_one(text: str, source: str, options: Options, memory_limit: int | None) -> tuple[list[Used], list[Finding]]:
-    """Returns the configuration, nothing if it cannot be loaded, and the findings of `epp serve`."""
+    """Returns the configuration, or nothing if it cannot be loaded, and the findings of `epp serve`."""
     config, findings = _found(text, source, options, memory_limit)
     return [] if config is None else [Used(config, [])], [*findings, *object_findings(options.objects_dir)]
 

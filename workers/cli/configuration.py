@@ -124,7 +124,7 @@ def refusing_errors() -> Iterator[None]:
 
 
 def load_text(text: str | None, source: str, *, allow_experimental: bool, surroundings: Surroundings) -> EffectiveConfig:
-    """Loads a configuration (None: the built-in one). Raises BadConfiguration, or ClickException for a broken installation."""
+    """Loads a configuration; if None is given, the built-in one. Raises BadConfiguration, or ClickException for a broken installation."""
     try:
         with refusing_errors(), without_threads():
             return load(text, source, allow_experimental=allow_experimental, surroundings=surroundings)
@@ -285,9 +285,11 @@ def check_names(namespace: str, pool: str | None) -> None:
 
 
 def check_kubernetes(options: Options, config: EffectiveConfig) -> None:
-    """Checks the credentials for the API server if endpoints come from Kubernetes. Only for the start. Raises BadConfiguration.
+    """Checks the credentials for the API server if endpoints come from Kubernetes. This is checked only at the start. Raises
+    BadConfiguration.
 
-    A running picker has credentials, and expired credentials may be replaced at any time. So a reload does not depend on credentials.
+    A running picker has credentials already, and expired credentials may be replaced at any time. So a reload does not depend on
+    credentials.
     """
     if not Sources(options, config).in_kubernetes:
         return
@@ -314,8 +316,7 @@ def check_endpoints(options: Options, config: EffectiveConfig) -> None:
 
 def check_objects(folder: str, pools: Sequence[PoolName] = ()) -> None:
     """Checks the objects in a folder as the supervisor does at its first start. Raises BadConfiguration. `pools`: the names of several
-    pools.
-    """
+    pools."""
     if not folder:
         return
     try:

@@ -67,11 +67,11 @@ def command(
 ) -> None:
     """Explain a decision: the endpoints that each filter dropped, the scores times their weights, the runner-up and the margin.
 
-    The decision is one of a running picker. Each worker keeps its last 32 decisions, with several pools those of each. Older ones
-    come from the picker's recording, which has a sample of the requests, those that failed, and the slowest. With RECEIPT, the
-    header x-llm-d-receipt of a response to a request with `x-llm-d-debug: receipt`, it is that one: the picker opens the receipt
-    with its secret. With --request and --endpoints-file, it is made offline by the same code. With --trace, it is a recorded one;
-    then --config-file says where another configuration would send the request at that moment.
+    The decision is one of a running picker. Each worker keeps its last 32 decisions; if there are several pools, the last 32 of each. Older
+    decisions come from the picker's recording, which has a sample of the requests, those that failed, and the slowest. With RECEIPT, the
+    header x-llm-d-receipt of a response to a request with `x-llm-d-debug: receipt`, the picker opens the receipt with its secret, and
+    explains the decision in it. With --request and --endpoints-file, the decision is made offline by the same code. With --trace, the
+    decision is a recorded one; then --config-file says where another configuration would send the request at that moment.
 
     Exit code 0: explained; 1: there is no such decision or no picker, or a plugin fails; 78: a file is invalid.
     """
@@ -134,8 +134,7 @@ def _traced(path: str, wanted: str, config: EffectiveConfig | None) -> list[Expl
 
 def _live(port: MetricsPort, wanted: Wanted, count: int) -> list[Explanation]:
     """Returns decisions that workers remember or that are recorded. For a wanted time, recorded decisions come first, because the recording
-    has their outcome. Otherwise the workers' decisions come first, because they are newer. Raises ClickException.
-    """
+    has their outcome. Otherwise the workers' decisions come first, because they are newer. Raises ClickException."""
     if wanted.at is not None:
         try:
             return explain_recorded.explained(port, wanted, count)

@@ -68,7 +68,7 @@ class Wanted(NamedTuple):
 
 
 def wanted_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds the options that describe the wanted decision. The command gets a `Wanted`."""
+    """Adds the options that describe the wanted decision. The command then gets a `Wanted` object."""
 
     @click.option("--request-id", default="", help="The decision on the request with this x-request-id.")
     @click.option("--at", "time_text", default="", help="The one next to this time: 10m (ago), 18:05, 2026-01-31T18:05 (UTC).")
@@ -84,7 +84,8 @@ def wanted_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def moment(text: str, now: float) -> float:
-    """Returns the time of a text, in seconds since the epoch: `10m` (ago), `18:05`, `18:05:30` or a date and time. Raises UsageError.
+    """Returns the time that a text names, in seconds since the epoch: `10m` (ago), `18:05`, `18:05:30`, or a date and time. Raises
+    UsageError.
 
     `now`: seconds since the epoch. Times without an offset are UTC. A time of day means the last time before `now`.
     """
@@ -102,7 +103,8 @@ def moment(text: str, now: float) -> float:
 
 
 def explained(port: MetricsPort, wanted: Wanted, count: int) -> list[Explanation]:
-    """Returns the explanations of up to `count` recorded decisions: next to `wanted.at`, or the newest decisions. Raises ClickException."""
+    """Returns the explanations of up to `count` recorded decisions: those nearest to `wanted.at`, or the newest ones. Raises
+    ClickException."""
     query = urllib.parse.urlencode({"flow": wanted.flow})
     recorded = port.read(f"/debug/decisions/recorded?{query}", msgspec.json.Decoder(Recorded).decode)
     if not recorded.folder:

@@ -118,7 +118,7 @@ class Flag(click.Option):
 
     @property
     def variables(self) -> list[str]:
-        """The environment variables of this option. The first one that is set counts."""
+        """Returns the environment variables of this option. The first variable that is set gives the value."""
         return [self.envvar] if isinstance(self.envvar, str) else list(self.envvar or ())
 
     def variable(self) -> str | None:
@@ -141,7 +141,7 @@ class Flag(click.Option):
 
 
 class Once(click.Command):
-    """Warns of a flag that is given more than once. Only the last value counts, as usual."""
+    """Warns of a flag that is given more than once. As usual, only the last value is used."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         _, _, options = self.make_parser(ctx).parse_args(list(args))
@@ -255,7 +255,7 @@ def _closest(name: str, known: Sequence[str]) -> list[str]:
 def flag(
     name: str, kind: Any, default: Any, text: str, *, short: str = "", env: tuple[str, ...] = (), repeated: bool = False
 ) -> Callable[[F], F]:
-    """Makes one flag. `env`: further environment variables, which count if `EPP_<NAME>` is not set.
+    """Makes one flag. `env`: further environment variables, which are read if `EPP_<NAME>` is not set.
 
     `repeated`: whether the flag may be given several times. Its value is then one text with commas.
     """

@@ -1,4 +1,4 @@
-"""Describes the KV events of one endpoint, and says what is wrong with them. Does no I/O: messages go in, text comes out."""
+"""Describes the KV events of one endpoint, and says what is wrong with them. This code does no I/O: messages go in, text comes out."""
 
 from collections import Counter
 from typing import Final
@@ -14,8 +14,7 @@ KINDS_MAX: Final = 16  # the number of remembered topics and block sizes
 
 class ExpectedEvents(msgspec.Struct, frozen=True, kw_only=True):
     """The picker's expectations of an endpoint. `block_tokens` 0 and `model` "" accept every value. `events`: how many events are
-    enough.
-    """
+    enough."""
 
     topic: str
     block_tokens: int = 0

@@ -33,7 +33,7 @@ class Trouble(Exception):
 
 
 class AskedEvents(NamedTuple):
-    """The options of the command. If an option is None, the value of the configuration counts."""
+    """The options of the command. If an option is None, the value of the configuration is used."""
 
     topic: str | None
     block_tokens: int | None
@@ -44,7 +44,7 @@ class AskedEvents(NamedTuple):
 
 
 def follow(address: str, config_file: str, asked: AskedEvents) -> int:
-    """Connects to an endpoint's event socket, reads some KV events, and prints them, or what is wrong. Returns the exit code."""
+    """Connects to an endpoint's event socket, reads some KV events, and prints them, or prints what is wrong. Returns the exit code."""
     port, replay, wanted = EVENTS_PORT, 0, ExpectedEvents(topic=TOPIC, events=asked.events)
     if config_file:
         port, replay, wanted = _configured(config_file, asked.events)
@@ -127,7 +127,7 @@ def _read(host: str, port: int, replay_port: int, wanted: ExpectedEvents, timeou
 
 
 def _reach(host: str, port: int, what: str, fix: str) -> None:
-    """Raises Trouble unless the port accepts connections. `what` and `fix`: for the error text."""
+    """Raises Trouble unless the port accepts connections. `what` and `fix`: used in the error text."""
     try:
         socket.create_connection((host, port), CONNECT_S).close()
     except ConnectionRefusedError:

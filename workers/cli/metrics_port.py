@@ -1,4 +1,5 @@
-"""A metrics port that a command asks for pages. Apart from `which`, because commands without a page need no HTTP client."""
+"""A metrics port that a command asks for pages. This module is separate from `which`, because commands without a page need no HTTP
+client."""
 
 import http.client
 import ssl

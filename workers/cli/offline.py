@@ -1,4 +1,5 @@
-"""Makes a decision without a running picker, from a configuration, a request and endpoints in files. Uses the code of workers.
+"""Makes a decision without a running picker, from a configuration, a request and endpoints in files. The code of workers makes the
+decision.
 
 The endpoints file has the format of file discovery. An entry may also have these fields:
 

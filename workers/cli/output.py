@@ -1,6 +1,5 @@
 """Prints the output of commands. Names of models, endpoints and tenants come from strangers, so each text is escaped first
-(`printable`).
-"""
+(`printable`)."""
 
 from collections.abc import Iterable, Sequence
 

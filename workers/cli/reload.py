@@ -85,8 +85,8 @@ def of_picker(command: Callable[..., Any]) -> Callable[..., Any]:
 def command(picker: Named, pool: str, timeout: float) -> None:
     """Load the configuration of a running picker again: its file, and the files of --plugin-path. No request is lost.
 
-    The picker tries the configuration in a process of its own first. If that fails, the configuration in force stays. Flags of
-    `epp serve` stay as they are: to change flags, restart the picker. A candidate that is being tried (`epp config try`) is taken back.
+    First, a separate process of the picker tries the configuration. If that fails, the configuration in force stays. Flags of `epp serve`
+    stay as they are: to change flags, restart the picker. A candidate that is being tried (`epp config try`) is taken back.
 
     Exit code 0: all workers use the configuration; 1: no such picker, or no result in time; 78: the configuration was refused.
     """
@@ -127,9 +127,9 @@ class Portion(click.ParamType[int]):
 def try_(file: str, share: int, by: str, picker: Named, pool: str, timeout: float) -> None:
     """Try the configuration FILE (-: standard input) in a running picker, beside the one in force. No request is lost.
 
-    The picker tries it in a process of its own first, as a reload does. Then its workers count time to first token, errors, hit rate and
-    cost of both configurations. `epp top` and the metrics show them. `epp config promote` ends the trial with the candidate in force,
-    `epp config rollback` without it. The picker rolls back by itself when the candidate is worse.
+    As with a reload, a separate process of the picker tries it first. Then its workers count time to first token, errors, hit rate and cost
+    of both configurations. `epp top` and the metrics show them. `epp config promote` ends the trial with the candidate in force, `epp
+    config rollback` without it. The picker rolls back by itself when the candidate is worse.
 
     Exit code 0: all workers try it; 1: no such picker, or no result in time; 78: the configuration was refused.
     """
@@ -148,7 +148,7 @@ def try_(file: str, share: int, by: str, picker: Named, pool: str, timeout: floa
 def promote(picker: Named, pool: str, timeout: float) -> None:
     """End the trial of a candidate (`epp config try`): the candidate is in force from now on. No request is lost.
 
-    Put it into the picker's configuration file, too: the next reload or start reads that.
+    Put it into the picker's configuration file, too, because the next reload or start reads that file.
 
     Exit code 0: all workers use it; 1: no such picker, or no result in time; 78: no candidate is tried, or it could not be taken over.
     """
@@ -158,10 +158,11 @@ def promote(picker: Named, pool: str, timeout: float) -> None:
 @click.command("rollback", cls=WithArguments)
 @of_picker
 def rollback(picker: Named, pool: str, timeout: float) -> None:
-    """End the trial of a candidate (`epp config try`) without it. If none is tried, go back to the configuration before the one in force.
+    """End the trial of a candidate (`epp config try`) without it. If there is no candidate, go back to the configuration before the one in
+    force.
 
     The picker keeps the last 5 good configurations, so this can be repeated. No request is lost. Change the picker's configuration file,
-    too: the next reload or start reads that.
+    too, because the next reload or start reads that file.
 
     Exit code 0: done; 1: no such picker, or no result in time; 78: there is no configuration before this one.
     """

@@ -55,7 +55,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def serve_options(callback: Callable[..., R]) -> Callable[..., R]:
-    """Adds the flags of `epp serve` to a click command. `callback` is called with `Options`, and with its own flags by name."""
+    """Adds the flags of `epp serve` to a click command. `callback` gets the `Options`, and the command's own flags by name."""
 
     @functools.wraps(callback)
     def collected(**values: Any) -> R:

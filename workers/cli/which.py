@@ -48,7 +48,7 @@ class Named(NamedTuple):
 
 
 def picker_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds the options that name a picker on this machine. The command gets a `Named`, as `picker`."""
+    """Adds the options that name a picker on this machine. The command then gets a `Named` as `picker`."""
 
     @flag("metrics-port", PORT, None, "The picker on this machine with this metrics port. [default: the only one that runs]")
     @flag("instance", str, "", "The picker on this machine with this name, whatever its ports are.")
@@ -79,7 +79,6 @@ def _ask(running: list[Seen]) -> Seen:
 
 def check_pool(name: str, known: Sequence[str]) -> None:
     """Refuses the name of a pool that is not `known`: the names of the picker's pools, or no names if it has one pool. Raises
-    UsageError.
-    """
+    UsageError."""
     if why := no_such_pool(name, known):
         raise click.UsageError(f"--pool: {why}")

@@ -1,7 +1,7 @@
 """The limits of this process's cgroups, in version 1 and 2 of cgroups, and how many CPUs it may use.
 
-The folders of all parent groups count, because a parent may have the tighter limit. The number of CPUs is the smaller of the CPU affinity
-and the CPU limit, rounded up, and at least one.
+The folders of all parent groups are read, too, because a parent may have the tighter limit. The number of CPUs is the smaller of the CPU
+affinity and the CPU limit, rounded up, and at least one.
 """
 
 import math
@@ -16,7 +16,7 @@ WORKERS_MAX = 8  # more workers are seldom needed, and each worker takes 9 MiB
 
 
 def available(root: Path = CGROUP_ROOT, own: Path = OWN_CGROUPS) -> int:
-    """The number of CPUs that this process may use; at least 1."""
+    """Returns the number of CPUs that this process may use; at least 1."""
     allowed = len(os.sched_getaffinity(0))
     limit = cpu_limit(root, own)
     return max(1, allowed if limit is None else min(allowed, math.ceil(limit)))
@@ -28,7 +28,7 @@ def default_workers(cpus: int) -> int:
 
 
 def cpu_limit(root: Path, own: Path) -> float | None:
-    """The number of CPUs that the tightest cgroup allows. None if there is no limit."""
+    """Returns the number of CPUs that the tightest cgroup allows; None if there is no limit."""
     limits = [limit for folder in folders("cpu", root, own) if (limit := _limit(folder)) is not None]
     return min(limits, default=None)
 
@@ -65,7 +65,7 @@ def folders(controller: str, root: Path = CGROUP_ROOT, own: Path = OWN_CGROUPS) 
 
 
 def text(file: Path) -> str:
-    """The contents of a file; "" if it cannot be read."""
+    """Returns the contents of a file; "" if it cannot be read."""
     try:
         return file.read_text(errors="replace")
     except OSError:

@@ -1,7 +1,7 @@
 """Watches directories with inotify, in the event loop: no thread, no polling, and nothing to import.
 
-A library with a thread of its own woke up 50 times per second and took 6 MiB. One change of a directory causes several events. They are
-reported once: after no event has come for `QUIET_S`, but at the latest `DELAY_S_MAX` after the first one.
+A library that used a thread of its own woke up 50 times per second and took 6 MiB. One change of a directory causes several events. They
+are reported once: after no event has come for `QUIET_S`, but at the latest `DELAY_S_MAX` after the first one.
 """
 
 import asyncio
@@ -27,7 +27,8 @@ CHANGES: Final = IN_MODIFY | IN_ATTRIB | IN_CLOSE_WRITE | IN_MOVED | IN_CREATE |
 
 @contextlib.asynccontextmanager
 async def changes(directories: Iterable[str]) -> AsyncIterator[Callable[[float], Awaitable[None]]]:
-    """Watches directories. Yields a function that waits for the next change in one of them. Its argument is the longest wait in seconds."""
+    """Watches directories. Yields a function that waits for the next change in one of the directories. Its argument is the longest wait in
+    seconds."""
     moved = asyncio.Event()
     watching = [asyncio.create_task(watch(directory, moved)) for directory in directories]
 

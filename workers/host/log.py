@@ -56,7 +56,7 @@ class LineWriter:
         self._write, self.close = _non_blocking(descriptor)
 
     def msg(self, line: str) -> None:
-        """Writes one line. Drops it if it cannot be written at once."""
+        """Writes one line. Drops the line if it cannot be written at once."""
         data = line.encode(errors="replace")
         if len(data) >= LINE_BYTES_MAX:
             data = data[: LINE_BYTES_MAX - 4] + b"..."
@@ -138,13 +138,13 @@ def words(problem: BaseException) -> str:
 
 
 def error_text(problem: BaseException) -> str:
-    """The type of an exception and its text (see `words`)."""
+    """Returns the type of an exception and its text (see `words`)."""
     text, name = words(problem), type(problem).__name__
     return f"{name}: {text}" if text else name
 
 
 def stack(problem: BaseException | None) -> str:
-    """The stack of an exception, after the stacks of its causes."""
+    """Returns the stack of an exception, after the stacks of its causes."""
     stacks: list[str] = []
     while problem is not None:
         stacks.append("".join(traceback.format_tb(problem.__traceback__)) + error_text(problem))
@@ -227,7 +227,7 @@ def _ordered(_logger: Any, _method: str, event: Event) -> Event:
 def _printable_values(_logger: Any, _method: str, event: Event) -> Event:
     """Escapes what a terminal would obey or hide. JSON needs no such step, because it escapes all that is not ASCII.
 
-    A stack keeps its lines. They are indented, so that no line of an exception's text looks like a line of the log.
+    A stack trace keeps its line breaks. Its lines are indented, so that no line of an exception's text looks like a line of the log.
     """
     for key, value in event.items():
         if key == EXCEPTION:

@@ -1,8 +1,8 @@
 """Gives back the memory that a process maps from programs and libraries and needs only while it starts.
 
-Imports run most code of a library once, and read its constants. These pages take about 20 MiB, of which a picker at work touches a third. A
-page that is given back stays in the page cache: if it is needed again, the kernel maps it again, with its neighbours, in about a
-microsecond. Only pages that no process can have written are given back, because a written page has no other copy.
+Imports run most code of a library once, and read its constants. These pages take about 20 MiB, of which a picker uses only a third once it
+has started. A page that is given back stays in the page cache: if it is needed again, the kernel maps it again, with its neighbours, in
+about a microsecond. Only pages that no process can have written are given back, because a written page has no other copy.
 
     parent   `note` after all imports, before the first fork: finds the mappings that nobody has written or can write
     all      `give_back` after the start. Python never unloads a library, so the addresses stay valid, also in forked children

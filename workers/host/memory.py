@@ -1,7 +1,7 @@
 """Limits the memory of a worker: decides when a worker makes room for a successor.
 
-If a container runs out of memory, the kernel kills all its processes: Kubernetes asks for this with cgroup v2. So a worker that uses
-more than its share leaves by itself, well below the container's limit, and without losing a stream.
+If a container runs out of memory, the kernel kills all its processes, because Kubernetes asks for this with cgroup v2. So a worker that
+uses more than its share leaves by itself, well below the container's limit, and without losing a stream.
 
     limit    80 % of the cgroup's limit, divided by the number of workers plus one. The extra share is for the supervisor, and for a
              successor that runs while its predecessor drains. The tightest cgroup up to the root counts, in both versions of cgroups
@@ -41,8 +41,8 @@ class Leaving(enum.IntEnum):
     """The values of the gauge `leaving` in a worker's area."""
 
     STAYS = 0
-    WAITS = 1  # it uses more than its limit, and waits for its turn to leave
-    LEAVES = 2  # it accepts no more streams. The value stays after the process has ended if no successor follows
+    WAITS = 1  # the worker uses more than its limit, and waits for its turn to leave
+    LEAVES = 2  # the worker accepts no more streams. The value stays after the process has ended if no successor follows
     DRAINS = 3  # the picker stops, and this worker ends together with all others
 
 
@@ -57,7 +57,7 @@ def share(configured: int | None, limit: int | None, workers: int) -> int:
 
 
 def cgroup_limit(root: Path = CGROUP_ROOT, own: Path = OWN_CGROUPS) -> int | None:
-    """The limit of the tightest cgroup in bytes. None if there is no limit."""
+    """Returns the limit of the tightest cgroup in bytes; None if there is no limit."""
     files = (folder / name for folder in folders("memory", root, own) for name in LIMIT_FILES)
     limits = [limit for file in files if (limit := _number(file)) is not None]
     return min((limit for limit in limits if limit < UNLIMITED), default=None)
@@ -131,7 +131,7 @@ class MemoryWatch:
         say: Callable[[Leaving], None],
         others: Callable[[], Mapping[int, int]],
     ) -> None:
-        """`over`: as `MemoryUsage.over`. `trim`: as the function of this module. `say`: publishes the state of this worker.
+        """`over`: as `MemoryUsage.over`. `trim`: like the function of this module. `say`: publishes the state of this worker.
 
         `others`: returns ordinal -> state (`Leaving`) of the other serving workers.
         """

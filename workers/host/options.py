@@ -123,12 +123,12 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def pool_names(self) -> tuple[str, ...]:
-        """The names of several InferencePools. Empty if --pool-name is given at most once."""
+        """Returns the names of several InferencePools; none if --pool-name is given at most once."""
         return tuple(self.pool_name.split(",")) if self.pool_given and "," in self.pool_name else ()
 
     @property
     def finds_pools(self) -> bool:
-        """Whether the picker finds its pools while it runs."""
+        """Returns whether the picker finds its pools while it runs."""
         return bool(self.pool_names or self.service_name)
 
     @property

@@ -2,7 +2,8 @@
 
 
 def printable(text: str) -> str:
-    r"""Returns `text` with an escape for each character that a terminal would obey or hide, such as `\n`, `\u001b` and `\u202e`.
+    r"""Returns `text` with an escape for each character that a terminal would hide or take as a command, such as `\n`, `\u001b` and
+    `\u202e`.
 
     These are all control and format characters (bidirectional overrides, zero-width joiners), line and paragraph separators, unusual
     spaces, and code points without a character. The escapes are those of JSON: in JSON text, they change no value.

@@ -67,7 +67,7 @@ class Node(NamedTuple):
 
 
 def read_file(path: str) -> bytes:
-    """The contents of a file. Raises DiscoveryError if it cannot be read, is too large, or is not a regular file."""
+    """Returns the contents of a file. Raises DiscoveryError if it cannot be read, is too large, or is not a regular file."""
     try:
         with open(path, "rb", opener=_without_waiting) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -86,7 +86,7 @@ def _without_waiting(path: str, flags: int) -> int:
 
 
 def documents(data: bytes, path: str) -> list[Node]:
-    """All documents of a file. Raises DiscoveryError for the first fault."""
+    """Returns all documents of a file. Raises DiscoveryError for the first fault."""
     try:
         text = data.decode("utf-8-sig")
         if text.lstrip().startswith("{"):
@@ -114,7 +114,7 @@ class _Built(NamedTuple):
 
 
 class _Builder:
-    """Builds the nodes of one document. An alias shares the node of its anchor, but the values in that node count again."""
+    """Builds the nodes of one document. An alias shares the node of its anchor, but the values in that node are counted again."""
 
     def __init__(self, events: Iterator[yaml.Event]) -> None:
         self._events = events

@@ -7,8 +7,8 @@ May import: replicas and all below it. Imported by: worker and all above it.
 
 
 class StartError(Exception):
-    """The picker cannot start, for example because the machine refuses memory or a port. The text names cause, rule and fix."""
+    """Raised if the picker cannot start, for example because the machine refuses memory or a port. The text names cause, rule and fix."""
 
 
 class Unusable(StartError):
-    """A flag is wrong, or a file is wrong that a flag or the configuration names. Starting again does not help."""
+    """Raised if a flag is wrong, or if a file is wrong that a flag or the configuration names. Starting again does not help."""

@@ -37,7 +37,7 @@ class Ask(msgspec.Struct, frozen=True, array_like=True):
 
 
 class AskRefused(Exception):
-    """A command cannot be stored, or the parent refuses the command. The text says why."""
+    """Raised if a command cannot be stored, or if the parent refuses the command. The text says why."""
 
 
 def path_of(run_dir: str, instance: str) -> str:

@@ -88,7 +88,7 @@ class Certificates:
 
     @property
     def valid_until(self) -> float:
-        """The end of the validity of the certificate in use, in seconds since the epoch."""
+        """Returns when the certificate in use becomes invalid, in seconds since the epoch."""
         return self._valid_until
 
     def follow(self, loop: "asyncio.AbstractEventLoop", *, speaks: bool, say_until: Callable[[float], None] = lambda _until: None) -> None:

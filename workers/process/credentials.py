@@ -32,8 +32,7 @@ def source_tls(source: MetricsDataSource) -> ssl.SSLContext | None:
 
 def tls_context(verify_with: str | None, certificate: str = "", key: str = "") -> ssl.SSLContext:
     """Returns a TLS context for clients. `verify_with`: a CA file; "" means the system's CAs; None means no verification. Raises
-    OSError.
-    """
+    OSError."""
     context = ssl.create_default_context(cafile=verify_with or None)
     if verify_with is None:
         context.check_hostname = False
@@ -53,10 +52,7 @@ class Credentials(NamedTuple):
 
     @classmethod
     def read(cls, options: "Options", sources: Sequence[MetricsDataSource], configuration: str) -> "Credentials":
-        """Reads all files. `sources`: the data sources. `configuration`: the name of the file that configures them.
-
-        Raises StartError.
-        """
+        """Reads all files. `sources`: the data sources. `configuration`: the name of the file that configures them. Raises StartError."""
         return cls(prefix_seed(options), {}, *certificates(options)).reading(sources, configuration)
 
     def reading(self, sources: Sequence[MetricsDataSource], configuration: str) -> "Credentials":

@@ -34,11 +34,11 @@ PR_SET_PDEATHSIG = 1
 
 
 class NotForkSafe(AssertionError):
-    """This process may not fork in its present state."""
+    """Raised if this process may not fork in its present state."""
 
 
 def threads() -> int:
-    """The number of threads of this process, including those of C libraries."""
+    """Returns the number of threads of this process, including those of C libraries."""
     with open("/proc/self/status", "rb") as status:
         for line in status:
             if line.startswith(b"Threads:"):
@@ -47,10 +47,10 @@ def threads() -> int:
 
 
 def prepare() -> None:
-    """Keeps memory shared with future children: their garbage collectors then do not write to the objects that exist now.
+    """Keeps memory shared with future children, by making their garbage collectors not write to the objects that exist now.
 
-    The kernel copies each page to which a child writes (copy-on-write). Also gives back the memory that only the imports needed. Call this
-    once in the parent, after all imports.
+    The kernel copies each page to which a child writes (copy-on-write). It also gives back the memory that only the imports needed. Call
+    this once in the parent, after all imports.
     """
     memory.trim()
     gc.freeze()

@@ -79,12 +79,12 @@ class Bundle(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def given(self) -> Given:
-        """The configuration as it was read."""
+        """Returns the configuration as it was read."""
         return Given(self.text, self.source, self.plugins, self.keys)
 
     @property
     def hash(self) -> str:
-        """The hash of the text, the plugin files and the keys, or of the list of pools."""
+        """Returns the hash of the text, the plugin files and the keys, or of the list of pools."""
         parts: list[object] = [self.text, sorted(self.plugins.items()), *([sorted(self.keys.items())] if self.keys else [])]
         if self.pool_list is not None:
             parts.append(sorted(self.pool_list.items()))
@@ -106,7 +106,7 @@ class TrialResult(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Attempt(NamedTuple):
-    """What a trial child gets.
+    """The task of a trial child.
 
     `key`: the number of the pool, or the key of the list of pools. `slot`: the number of the file for the result. `number`: the number that
     the configuration gets if the trial accepts it. `names`: the columns, histograms and plugin counters that have places in shared memory
@@ -121,7 +121,7 @@ class Attempt(NamedTuple):
 
 
 class GenerationLost(Exception):
-    """The file of a generation has another content, because a later generation uses the file."""
+    """Raised if the file of a generation has another content, because a later generation uses the file."""
 
 
 class Files:
@@ -131,7 +131,7 @@ class Files:
         self._file = os.memfd_create("epp generations", os.MFD_CLOEXEC)
 
     def write(self, part: int, blob: bytes) -> None:
-        """Writes a part: its length and sum at the end, so that a part with an unfinished write counts as empty."""
+        """Writes a part: its length and sum are written last, so that a part with an unfinished write is treated as empty."""
         at = part * PART_BYTES
         self.clear(part)
         written = 0
@@ -166,7 +166,8 @@ class Generations:
     """Reads and writes the configurations of one pool, and the two words: one names the configuration in force, the other the candidate."""
 
     def __init__(self, words: Words, key: int = 0, files: Files | None = None) -> None:
-        """`key`: the number of the pool, or the key of the list of pools. `files`: the files that all pools share; None: creates files."""
+        """`key`: the number of the pool, or the key of the list of pools. `files`: the files that all pools share; if None, creates these
+        files."""
         self._words = words
         self._in_force, self._candidate = 2 * key, 2 * key + 1
         self._first = SLOTS * key
@@ -179,12 +180,12 @@ class Generations:
 
     @property
     def number(self) -> int:
-        """The number of the configuration that is in force. 0 before the first `publish`."""
+        """Returns the number of the configuration in force; 0 before the first `publish`."""
         return self._words.configurations[self._in_force] >> SLOT_BITS
 
     @property
     def candidate_number(self) -> int:
-        """The number of the candidate, or 0 without a candidate."""
+        """Returns the number of the candidate; 0 if there is no candidate."""
         return self._words.configurations[self._candidate] >> SLOT_BITS
 
     def current(self) -> Bundle:

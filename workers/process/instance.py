@@ -149,7 +149,7 @@ class Instance:
 
     @property
     def in_kubernetes(self) -> bool:
-        """Whether any pool has endpoints from Kubernetes."""
+        """Returns whether any pool has endpoints from Kubernetes."""
         return any(pool.sources.in_kubernetes for pool in self.every)
 
     @property
@@ -159,7 +159,7 @@ class Instance:
 
     @property
     def named(self) -> dict[str, str]:
-        """The field of log lines that names the pool; {} if the picker has one pool."""
+        """Returns the field of log lines that names the pool; {} if the picker has one pool."""
         return {} if self.pool is None else {"pool": self.options.pool_name}
 
     def begin(self, bundle: Bundle) -> None:
@@ -208,34 +208,34 @@ class Instance:
 
     @property
     def served(self) -> bool:
-        """Whether this place has a pool, and any configuration of the pool is in force."""
+        """Returns whether this place has a pool, and any configuration of the pool is in force."""
         return bool(self.options.pool_name) and (self.generations.number > 0 or (self.bundle is not None and self.bundle.number == FIRST))
 
     @property
     def used(self) -> bool:
-        """Whether this place has a pool, and the process uses a configuration of the pool."""
+        """Returns whether this place has a pool, and the process uses a configuration of the pool."""
         return bool(self.options.pool_name) and self.bundle is not None
 
     @property
     def number_in_force(self) -> int:
-        """The number of the configuration in force of the pool that sees this instance."""
+        """Returns the number of the configuration in force of the pool that sees this instance."""
         return self.generations.number or self.number
 
     @property
     def outdated(self) -> bool:
-        """Whether a configuration is in force that this instance does not have."""
+        """Returns whether a configuration is in force that this instance does not have."""
         return self.generations.number not in (0, self.number)  # the number is 0 if the parent reloads nothing
 
     def not_for_trial(self) -> list[int]:
-        """Descriptors that a trial child must not hold: with them, a process that a plugin starts could keep the pipes open."""
+        """Returns the descriptors that a trial child must not hold, because with them, a process that a plugin starts could keep the pipes
+        open."""
         pipes = self.pipes
         ends = (pipes.parent_pipe.writer, pipes.workers_pipe.writer, pipes.reports.reader, *pipes.bus_readers, *pipes.bus_writers)
         return [*ends, *self.sockets.not_for_kv_events()]
 
     def unlink(self) -> None:
         """Removes the names of the segments, then the file that records the names. Processes that have mapped a segment can still use
-        it.
-        """
+        it."""
         self.memory.unlink()
         _release(self.lock)
         if self.state_lock is not None:

@@ -52,7 +52,7 @@ class KvCounts(msgspec.Struct, array_like=True, frozen=True):
     links: int = 0
 
     def plus(self, other: "KvCounts") -> "KvCounts":
-        """Returns the sums of both, but the last CURRENT fields of `other`."""
+        """Returns the sums of the counts of both, except for the last CURRENT fields, which come from `other`."""
         mine, theirs = msgspec.structs.astuple(self), msgspec.structs.astuple(other)
         sums = [a + b for a, b in zip(mine, theirs, strict=True)]
         return KvCounts(*sums[:-CURRENT], *theirs[-CURRENT:])

@@ -273,7 +273,7 @@ class Layout:
 
     @property
     def table_columns(self) -> list[Column[Any]]:
-        """The columns that the supervisor scrapes: first the numeric columns in the order of the table, then the other columns.
+        """Returns the columns that the supervisor scrapes: first the numeric columns in the order of the table, then the other columns.
 
         A column that no plugin reads any more keeps its place under a name that occurs on no page, so the supervisor never fills the
         column.
@@ -337,9 +337,8 @@ def table_schema_of(columns: Sequence[str], *, slots: int, width: int) -> TableS
 def document_schema_of(endpoints: int, objects: Sequence[bool], *, several: bool = False, found: bool = False) -> DocumentSchema:
     """Returns the schema of the supervisor's documents, in the order of `workers.shared.documents`.
 
-    `objects`: which pools can have objectives and model rewrites, from files or from the API. `several`: whether a list of pools is
-    served, even if it has one pool. `found`: whether the picker finds InferencePools while it runs. Then no request finds its pool by its
-    model.
+    `objects`: which pools can have objectives and model rewrites, from files or from the API. `several`: whether a list of pools is served,
+    even if it has one pool. `found`: whether the picker finds InferencePools while it runs. Then no request finds its pool by its model.
     """
     listed = DOCUMENT_BYTES_PER_ENDPOINT * endpoints
     full, bands = (OBJECTIVES_BYTES, REWRITES_BYTES), BANDS_BYTES

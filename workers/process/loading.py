@@ -29,11 +29,11 @@ KEYS_BYTES_MAX: Final = 4 << 20  # limit of one file of API keys, which has room
 
 
 class UnreadablePlugins(Exception):
-    """The folder of --plugin-path cannot be read, or is too large."""
+    """Raised if the folder of --plugin-path cannot be read, or is too large."""
 
 
 class PoolText(NamedTuple):
-    """A configuration of a pool, as `epp.config.load.load` takes it. `text`: None stands for the built-in configuration."""
+    """A configuration of a pool, in the form that `epp.config.load.load` takes. `text`: None stands for the built-in configuration."""
 
     text: str | None
     source: str
@@ -41,8 +41,7 @@ class PoolText(NamedTuple):
 
 def read_plugins(folder: str) -> dict[str, bytes]:
     """Reads the Python files of a folder. Returns the contents of the files by name. Returns {} if `folder` is "". Raises
-    UnreadablePlugins.
-    """
+    UnreadablePlugins."""
     if not folder:
         return {}
     try:

@@ -64,7 +64,7 @@ class Names(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def count(self) -> int:
-        """The number of names. Names are only added, so the larger of two objects has all names of the other one."""
+        """Returns the number of names. Names are only added, so the larger of two objects has all names of the other one."""
         return len(self.columns) + len(self.families) + len(self.groups)
 
 

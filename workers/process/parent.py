@@ -75,7 +75,7 @@ def run(
 
 
 class TruncatedError(Exception):
-    """Another program has truncated a segment. The text names it."""
+    """Raised if another program has truncated a segment. The text names the segment."""
 
 
 class Parent:

@@ -52,7 +52,7 @@ class Places:
 
     @property
     def later(self) -> int:
-        """The number of ports that are opened while the picker runs."""
+        """Returns the number of ports that are opened while the picker runs."""
         return sum(not port for port in self.ports)
 
     def pool(self, placed: Placed) -> Pool:

@@ -39,7 +39,7 @@ class Listed(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def matched(self) -> Matched:
-        """The rules that say which requests are for the pool."""
+        """Returns the rules that say which requests are for the pool."""
         return Matched(self.name, self.port, self.authorities, self.models)
 
     @property
@@ -51,7 +51,7 @@ PoolList = Mapping[int, Listed]  # by place
 
 
 class Misplaced(Exception):
-    """A change of the pools file needs a restart. `entry`: the pool that needs the restart."""
+    """Raised if a change of the pools file needs a restart. `entry`: the pool that needs the restart."""
 
     def __init__(self, entry: PoolEntry, why: str) -> None:
         super().__init__(f"pool '{entry.name}': {why}: {RESTART}")

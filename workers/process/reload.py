@@ -79,7 +79,7 @@ class Reloads:
         self._add(instance.layout.listed or 0)
 
     def ask(self, command: Ask = RELOAD) -> None:
-        """Asks for a change. The change begins at once, or after the present change."""
+        """Asks for a change of the configuration. The change begins at once, or after the present change."""
         key = self._key_of(command.pool) if command.pool else self._instance.layout.listed or 0
         if key is None:
             log.error("command is not obeyed", why=no_such_pool(command.pool, self._instance.pool_names))
@@ -129,8 +129,7 @@ class Reloads:
 
     def ends(self, pid: int) -> None:
         """Acts on the end of a child before the parent reaps it: kills processes that a plugin may have left in the trial's process
-        group.
-        """
+        group."""
         if pid in self._tries:
             self._kill_group(pid)
 
@@ -187,7 +186,7 @@ class Reloads:
         return self._instance.pools[key] if key < len(self._instance.pools) else self._instance
 
     def _add(self, key: int) -> None:
-        """Makes a configuration able to change, unless it is already."""
+        """Makes it possible to change a configuration, unless it is already."""
         if key not in self._known:
             configuration = self._known[key] = Configuration(self._view(key), self._status, self._left.get(key))
             if key == self._rollouts.listed:
@@ -200,7 +199,7 @@ class Reloads:
             configuration.write()
 
     def _list(self) -> Bundle:
-        """Returns the list of pools of the start."""
+        """Returns the list of pools with which the picker started."""
         options = self._instance.options
         source = options.pools_file or options.config_dir
         return Bundle(FIRST, source, None, "", {}, Names(), time.time(), pool_list=dict(self._instance.pool_list) or None)

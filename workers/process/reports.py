@@ -11,7 +11,7 @@ REPORT_BYTES_MAX = 4096
 
 
 class Report(msgspec.Struct, array_like=True, frozen=True):
-    """One report of a child. If no field but `ordinal` and `pid` is set, the child is ready.
+    """One report of a child. If no field except `ordinal` and `pid` is set, the child is ready.
 
     `text`: why the child cannot start, or why it ends; if `generation` is set, why the child cannot use that configuration. `leaving`:
     whether the child has begun to leave. `generation`: the number of the configuration that the child uses from now on, or cannot use; 0 if
@@ -52,8 +52,7 @@ class Reports:
 
     def refused(self, ordinal: int, generation: int, text: str, key: int = 0) -> None:
         """In a child: reports why the child cannot use this configuration. The child keeps its present one. `key`: the number of its
-        pool.
-        """
+        pool."""
         self._send(Report(ordinal, os.getpid(), text[: REPORT_BYTES_MAX // 8] or "no reason given", generation=generation, key=key))
 
     def changed(self, ordinal: int) -> None:

@@ -121,7 +121,7 @@ class Memory:
     def series_writer(self, group: Group, index: int, caps: LabelCaps | None = None) -> SeriesWriter:
         """Returns the writer of a group's series for worker `index`. The worker must call the writer's `take_over` first.
 
-        `caps`: limits the names of labels for all groups of this worker together; None: without this limit.
+        `caps`: limits the names of labels for all groups of this worker together; None means no such limit.
         """
         schema, region = self._series[group.name]
         names: GroupNames | None = None
@@ -146,7 +146,7 @@ class Memory:
         return next((each.name for each in self.segments.values() if each.is_truncated()), "")
 
     def unlink(self) -> None:
-        """Removes the names. Processes that have mapped the segments keep them."""
+        """Removes the names. Removes the names of the segments; processes that have mapped the segments keep them."""
         for segment in self.segments.values():
             segment.unlink()
 
@@ -219,7 +219,7 @@ class Words:
     """Words in shared memory that the parent writes and children read."""
 
     def __init__(self, configurations: int = 1) -> None:
-        """`configurations`: their largest number: 1 for one pool; with several pools, one per pool and one for their list."""
+        """`configurations`: the number of configurations: 1 for one pool; with several pools, one per pool and one for their list."""
         self._page = mmap.mmap(-1, CONFIGURATIONS_AT + 2 * WORD * configurations)
         self._numbers = memoryview(self._page).cast("q")
         page = memoryview(self._page)[QUERIES_OF_DEATH_AT:CONFIGURATIONS_AT]

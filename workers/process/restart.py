@@ -17,10 +17,10 @@ no clock.
   heartbeat is older than `HEARTBEAT_ABORT_S` (it prints its stacks and ends), and SIGKILL at `HEARTBEAT_KILL_S`. A child that leaves has
   `leave_s` to end.
 - If the parent itself did not run (stopped, suspended machine, no CPU), heartbeats look too old. So after a gap between two calls of
-  `decide`, the age of heartbeats counts from the second call.
-- Halt: this rule is about ordinals that were wanted at the first start and never had a ready child. Such an ordinal halts the picker at
-  once if its child reports that it cannot start, and after `BOOT_FAILURES_MAX` failures of another kind. Other ordinals are retried
-  without limit while any child is ready.
+  `decide`, the age of heartbeats is measured from the second call.
+- Halt: this rule is about ordinals that were wanted at the first start and never had a ready child. If the child of such an ordinal reports
+  that it cannot start, the picker halts at once; after failures of another kind, it halts when there were `BOOT_FAILURES_MAX`. Other
+  ordinals are retried without limit while any child is ready.
 """
 
 import math
@@ -178,8 +178,7 @@ class Policy:
 
     def decide(self, now: float, heartbeat_ages: Sequence[float]) -> list[Action]:
         """Returns the actions to take now. `heartbeat_ages[ordinal]`: seconds since the child's last heartbeat; infinite before the first
-        heartbeat.
-        """
+        heartbeat."""
         if now - self._called > STALL_S:
             self._trusted_since = now
         self._called = now

@@ -5,7 +5,8 @@
                       ▼                                  ▼
                     Idle                               Spreading: the configuration before
 
-Like `restart.Policy`: `Reloads` reports events to `on` and carries out the actions that it returns, in their order. No I/O, no clock.
+Like `restart.Policy`: `Reloads` reports events to `on` and carries out the actions that it returns, in their order. This module does no I/O
+and reads no clock.
 
 - A configuration has a number, which names it for ever, and a slot: the file that holds it (`generations`). Only this state machine gives
   out numbers and slots. When a trial begins, it reserves both, until the parent has reaped the trial child. The slots of the configuration
@@ -198,7 +199,7 @@ class Rollout:
     """Changes the configuration of one pool. `said`: the last published status. `highest`: the highest number given out so far."""
 
     def __init__(self, number: int, content: str | None) -> None:
-        """`number`, `content`: of the configuration in slot 0. If `content` is None, `number` is the highest number so far."""
+        """`number`, `content`: those of the configuration in slot 0. If `content` is None, `number` is the highest number so far."""
         self.state: State = Idle()
         self.candidate: Kept | None = None
         self._kept = [Kept(number, 0, content)] if content is not None else []  # the last entry is in force
@@ -357,8 +358,7 @@ class Rollout:
 
     def _publish(self, kept: Kept, text: str, now: float, *, answers: bool, successful: bool = True) -> None:
         """Puts a configuration in force. Forgets kept configurations with the same content, because returning to them would change
-        nothing.
-        """
+        nothing."""
         self._kept = [*(each for each in self._kept if each.hash != kept.hash), kept][-KEPT:]
         candidate, publish = self.candidate, Publish(kept.slot, kept.number)
         if candidate is None:
@@ -375,7 +375,8 @@ class Rollout:
         self.state = Spreading(kept.number, now + SPREAD_S, text, successful, answers)
 
     def _go_back(self, why: str, now: float, *, asked: bool = False) -> None:
-        """Puts the previous configuration in force. `asked`: whether an operator asked for the return; otherwise the present one failed."""
+        """Puts the previous configuration in force. `asked`: whether an operator asked for the return; otherwise the present configuration
+        failed."""
         number, state = self.number, self.state
         answers = asked or (isinstance(state, Spreading) and state.answers)
         before = self._kept[-2] if len(self._kept) > 1 else None
@@ -428,7 +429,7 @@ class Rollout:
         return self.highest, next(s for n in range(SLOTS) if (s := (last + 1 + n) % SLOTS) not in reserved)
 
     def _end(self, successful: bool, text: str, *, answers: bool) -> None:
-        """Ends a spread. A trial goes on."""
+        """Ends a spread. A trial that runs goes on."""
         if isinstance(self.state, Spreading):
             self.state = Idle()
         self._finish(successful, text, answers=answers)

@@ -3,12 +3,13 @@
     command about a pool ─▶ its Rollout
     reload of all        ─▶ the Rollout of the list of pools: its trial tells which pools have changed ─▶ their Rollouts ─▶ one answer
 
-Like `Rollout`: no I/O, no clock. The key of a configuration is the number of its pool, or a number for the list of pools.
+Like `Rollout`, this module does no I/O and reads no clock. The key of a configuration is the number of its pool, or a number for the list
+of pools.
 
 - There is one trial child at a time, because each trial builds on the names to which the last trial has given places in shared memory.
   Pools take turns, so a pool waits for at most one trial of each other pool.
-- A crash counts against the pool for which the child was deciding. If this pool is not known, the crash counts against every pool that has
-  changed a short time before.
+- A crash is counted against the pool for which the child was deciding. If this pool is not known, the crash is counted against every pool
+  that has changed a short time before.
 - While the list of pools changes, no pool begins a trial, and while a pool has a trial, the list begins none. So the pool of a trial cannot
   go away.
 """
@@ -33,8 +34,7 @@ class ReloadResult(NamedTuple):
 
 class Round(NamedTuple):
     """A reload of all pools. `wanted`: by pool, the number of answered asks at which its reload has ended. `ended`: the results of the
-    pools with an ended reload.
-    """
+    pools with an ended reload."""
 
     wanted: dict[int, int]
     ended: dict[int, ReloadResult]
@@ -42,8 +42,7 @@ class Round(NamedTuple):
 
 class Answered(NamedTuple):
     """Tells that a reload of all pools has ended. `said`: how the reload of the list ended. `results`: the results of the pools, if the
-    list is good.
-    """
+    list is good."""
 
     said: Say
     results: Mapping[int, ReloadResult]
@@ -107,8 +106,7 @@ class Rollouts:
 
     def follow(self, changed: Collection[int], unchanged: Collection[int]) -> None:
         """Notes which pools have changed, as found by the trial of the list, which is about to end. When the list is in force, these pools
-        are reloaded.
-        """
+        are reloaded."""
         self._begun = False
         self.round = Round(dict.fromkeys(changed, 0), {key: ReloadResult(None, UNCHANGED) for key in unchanged})
 

@@ -1,6 +1,6 @@
 """The signals of the parent. Handlers only count signals and wake up the parent, which acts on the signals between two waits.
 
-The kernel merges signals of one kind that arrive faster than they are handled: a hundred SIGTTIN in a millisecond may count as one.
+The kernel merges signals of one kind that arrive faster than they are handled: a hundred SIGTTIN in a millisecond may arrive as one.
 """
 
 import contextlib

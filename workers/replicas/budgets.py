@@ -3,11 +3,12 @@ others.
 
 A message has totals since the sender's start, so a lost message changes nothing: the receiver counts by how much a total has grown since
 the last message of the same life of the sender. The first message of a life only says where its totals stand. A message also says when
-buckets will be full, for replicas that did not see the tenant before.
+buckets will be full, for replicas that have not seen the tenant before.
 
-While the store is away, the use at other replicas is unknown. Then the replica assumes that each tenant uses as much per second at others
-as before, but at most the others' part of an equal share. So each replica continues with its last share, or with an equal share if that is
-larger. When messages arrive again, the replica takes the assumed use back, because their totals include all use.
+While the store is away, the use at other replicas is unknown. Then the replica assumes that each tenant still uses as much per second at
+other replicas as before, but at most the share that the others would have if all replicas had equal shares. So each replica continues with
+its last share, or with an equal share if that is larger. When messages arrive again, the replica takes the assumed use back, because their
+totals include all use.
 
 Tenants have keys (`workers.worker.extproc.budgets.key_of`), because their names must not reach the store.
 """
@@ -18,25 +19,24 @@ from typing import Final
 from shm.budgets import NOBODY, BudgetRow, BudgetSums, Sum
 from workers.replicas.wire import BUDGET, BUDGETS_MAX
 
-SAY_S: Final = 0.05  # between two looks at the use at this replica
-TICK_S: Final = 1.0  # between two measurements of the speed
+SAY_S: Final = 0.05  # time between two looks at what tenants use at this replica
+TICK_S: Final = 1.0  # time between two measurements of the speed
 ADAPT: Final = 0.2  # weight of the latest second in an average
 HEARD_MAX: Final = 64  # the number of remembered names of replicas
 Life = tuple[int, int]
 
 
 class _Tenant:
-    """The use of one tenant at other replicas. `rate_*`: per second. `own_*`: at this replica. `assumed_*`: assumed while no replica was
-    heard.
-    """
+    """The use of one tenant at other replicas. `rate_*`: per second. `own_*`: the use at this replica. `assumed_*`: the use that was
+    assumed while no replica was heard."""
 
     __slots__ = ("assumed_requests", "assumed_tokens", "new_requests", "new_tokens", "own", "own_rate", "rate_requests", "rate_tokens")
 
     def __init__(self) -> None:
-        self.new_tokens = self.new_requests = 0.0  # since the last tick
+        self.new_tokens = self.new_requests = 0.0  # tokens and requests since the last tick
         self.rate_tokens = self.rate_requests = self.own_rate = 0.0
         self.assumed_tokens = self.assumed_requests = 0.0
-        self.own: Sum | None = None  # at the last tick
+        self.own: Sum | None = None  # this replica's own sum at the last tick
 
 
 class ReplicaBudgets:
@@ -73,9 +73,8 @@ class ReplicaBudgets:
         return b"".join(rows[:BUDGETS_MAX])
 
     def hear(self, name: str, life: Life, rows: bytes, now: float, *, whole: bool) -> None:
-        """Reads what another replica says. Counts by how much its totals have grown. A `whole` message has all totals, so the first counted
-        message of a life is a whole message, even if it is empty.
-        """
+        """Reads what another replica says. Adds the amounts by which its totals have grown. A `whole` message has all totals, so the first
+        message of a life that is used is a whole message, even if it is empty."""
         known, totals = self._heard.pop(name, ((-1, -1), {}))
         first = known != life
         if first and not whole:
@@ -166,7 +165,7 @@ class ReplicaBudgets:
             tenant.new_tokens = tenant.new_requests = 0.0
 
     def _assume(self, seconds: float, now: float) -> None:
-        """Counts the assumed use at others, because their real use is unknown."""
+        """Adds the assumed use at others, because their real use is unknown."""
         equal = self._others / (1 + self._others)
         if not self._assuming:
             self._assuming = True

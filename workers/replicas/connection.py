@@ -52,7 +52,7 @@ class StoreConnection:
         return self._loop.time() - self._asked_at if self._waiting else 0.0
 
     def silent_s(self) -> float:
-        """How long no message has arrived."""
+        """How long ago the last message arrived."""
         return self._loop.time() - self._heard_at
 
     def send(self, command: bytes) -> None:

@@ -45,8 +45,8 @@ RETRY_MIN_S, RETRY_MAX_S = 0.1, 0.4
 REFUSED_MAX_S = 0.8  # the same if the store refuses the replica, because an operator must change a setting
 USED_S = 3.2  # after a link that lasted so long, the delays begin anew
 CONNECT_S = 3.0  # including the questions to Sentinel or a cluster
-KEEP_S = 10.0  # between two checks that the store still has the data that replicas need
-SETTLED_S = 1.0  # by then a new replica has heard all others
+KEEP_S = 10.0  # time between two checks that the store still has the data that replicas need
+SETTLED_S = 1.0  # time after which a new replica has heard all others
 UNNUMBERED = "the replica store does not count replicas: of two with one name, the earlier one may be the one that counts"
 AWAY = "the replica store cannot be used: this replica goes on alone"
 FOREIGN = (
@@ -73,34 +73,33 @@ class Exchange:
         report: Report,
         pools: int = 1,
     ) -> None:
-        """`most`: the largest number of other replicas that count. `secret`: the fingerprint of the seed of block hashes. `kept`: the seed
+        """`most`: the largest number of other replicas to consider. `secret`: the fingerprint of the seed of block hashes. `kept`: the seed
         as the store keeps it, or empty if the seed comes from a file. `ticks`: the clock of the index. `pools`: the largest number of pools
-        of the replica.
-        """
+        of the replica."""
         self.parts = parts
         self.others = Others(name, (0, random.getrandbits(62)), most)
         self.joining = Joining(parts.writer, parts.places, self.others, secret=secret, pools=pools)
         self.notices = Notices(now, report)
         self.pace = TurnPace()
-        self.connected = False  # the store has accepted a whole message of this replica
+        self.connected = False  # whether the store has accepted a whole message of this replica
         self.connections = self.sent = self.sent_bytes = self.foreign_blocks = 0
         self.failures: Counter[str] = Counter()  # why the store could not be used -> number
         self.lag_s = 0.0  # how long this replica's last whole message took to come back
         self._secret = secret
         self._kept = kept
-        self._stored_differs = False  # the store has another secret
+        self._stored_differs = False  # whether the store has another secret
         self._now = now
         self._ticks = ticks
         self._sequence = 0
         self._last = b""  # the last message
-        self._silent = False  # another replica with this one's name has started later
-        self._offered = False  # a whole message has gone to the store
-        self._announced = False  # the log says that the store is away
+        self._silent = False  # whether another replica with this one's name has started later
+        self._offered = False  # whether a whole message has gone to the store
+        self._announced = False  # whether the log says that the store is away
         self._attempts = 0  # the number of attempts to connect since the last lasting link
-        self._received = False  # received data is not in shared memory yet
+        self._received = False  # whether received data is not in shared memory yet
         self._whole_at = self._alive_at = float("-inf")
         self._keep_at = float("inf")
-        self._new = False  # the store has given this replica its first number
+        self._new = False  # whether the store has given this replica its first number
         self._echo: tuple[int, float] | None = None  # sequence and time of the whole message that has not come back yet
         parts.remote.clear()
 
@@ -205,7 +204,8 @@ class Exchange:
             log.info("the replica store is back")
 
     async def _number(self, link: StoreLink, *, above: int) -> None:
-        """Gets the number of this life of the replica from the store. Of two replicas with one name, the higher number counts."""
+        """Gets the number of this life of the replica from the store. Of two replicas with one name, the one with the higher number is
+        valid."""
         try:
             epoch = await link.epoch(min(above + 1, EPOCH_MAX))
         except StoreError as refused:  # the store is full or read-only, or the key is no number; messages still pass

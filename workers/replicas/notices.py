@@ -1,6 +1,5 @@
 """Logs for the exchange: each problem at most once per SAID_AGAIN_S, and at most NEWS_MAX lines in this time about replicas that come and
-go.
-"""
+go."""
 
 from collections.abc import Callable
 
@@ -35,12 +34,12 @@ class Notices:
         return True
 
     def appeared(self, name: str, replicas: int) -> None:
-        """Logs that another replica counts from now on."""
+        """Logs that another replica is heard from now on."""
         if self._may_tell():
             log.info("replica appeared", replica=name, replicas=replicas)
 
     def gone(self, name: str, replicas: int) -> None:
-        """Logs that another replica counts no more."""
+        """Logs that another replica is not heard any more."""
         if self._may_tell():
             log.warning("replica is gone", replica=name, replicas=replicas)
 

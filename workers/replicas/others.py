@@ -3,14 +3,13 @@
 A message has present values, never differences. So a lost, late or repeated message leads at worst to an old value until the next whole
 message, at most a second later.
 
-- A message counts if its (epoch, origin, sequence) is above the last message of the same name. A higher epoch begins a new life of the
-  replica.
-- A replica that was silent for `FADE_S` does not count any more. Its last numbers stay known for `REMEMBERED_S`, so that older messages
-  never count.
-- Of two replicas with one name, the replica with the higher epoch counts. The other replica finds out by `superseded`, and becomes silent.
-- At most `most` replicas count, with at most `ROWS_MAX` endpoints each. This module reads at most MESSAGES_MAX messages and BYTES_MAX bytes
-  per second from each sender, so that a hostile sender cannot occupy the supervisor. A replica sends at most a message per half tick (200 a
-  second) and drops its backlog beyond 1 MiB.
+- A message is used if its (epoch, origin, sequence) is above that of the last message with the same name. A higher epoch begins a new life
+  of the replica.
+- A replica that was silent for `FADE_S` is ignored. Its last numbers stay known for `REMEMBERED_S`, so that older messages are never used.
+- Of two replicas with one name, the one with the higher epoch is valid. The other replica finds out by `superseded`, and becomes silent.
+- At most `most` replicas are considered, with at most `ROWS_MAX` endpoints each. This module reads at most MESSAGES_MAX messages and
+  BYTES_MAX bytes per second from each sender, so that a hostile sender cannot occupy the supervisor. A replica sends at most a message per
+  half tick (200 a second) and drops its backlog beyond 1 MiB.
 """
 
 from collections import Counter
@@ -94,7 +93,7 @@ class Others:
         return now < self._superseded_until
 
     def receive(self, data: bytes, now: float) -> Message | None:
-        """Merges one message, and returns it if it counts. Otherwise counts it in `refused`, unless this replica sent it."""
+        """Merges one message, and returns it if it is used. Otherwise, `refused` counts it, unless this replica sent it."""
         try:
             self._bound(data, now)
             message = decode(data)

@@ -45,8 +45,8 @@ PASSWORD_BYTES_MAX = 4096
 VERSION = 1
 SECRET = re.compile(rb"[0-9a-f]{16}")
 NUMBER = re.compile(rb"[0-9]{1,19}")
-CLIENT = re.compile(r"<redis\..*?> - ")  # the name of the client in its own texts
-REFUSED = ("username-password", "AuthenticationError")  # these may also occur within the client's own texts
+CLIENT = re.compile(r"<redis\..*?> - ")  # how the library names its connection in error texts
+REFUSED = ("username-password", "AuthenticationError")  # the library's own error texts may contain these, too
 ANSWERS = {  # first word of an error that the store answers -> label
     "NOAUTH": "refused", "WRONGPASS": "refused", "NOPERM": "denied", "OOM": "full", "READONLY": "read-only", "MISCONF": "read-only",
 }  # fmt: skip
@@ -118,8 +118,7 @@ class StoreLink:
     @classmethod
     async def open(cls, address: Address, names: StoreNames, password: str, name: str) -> "StoreLink":
         """Connects, and subscribes to two channels: the channel of all replicas, and the channel of the replica `name`. Raises
-        StoreError.
-        """
+        StoreError."""
         with _InWords(address, password):
             where = await _server(address, names, password)
             async with asyncio.timeout(ANSWER_S):
@@ -167,8 +166,7 @@ class StoreLink:
 
     def check(self) -> None:
         """Reads received bytes, and passes messages to the listener. Raises StoreError if the link has failed, or the store was silent for
-        too long.
-        """
+        too long."""
         with self._in_words:
             self._connection.check()
             if self._connection.owed_s() > ANSWER_S or self._connection.silent_s() > SILENCE_S:
@@ -189,7 +187,7 @@ class StoreLink:
             await self._counted(least - known)
 
     async def _counted(self, up: int) -> int:
-        """Counts the epoch up. Raises StoreError; its text names the key if the key is the reason."""
+        """Increments the epoch. Raises StoreError; its text names the key if the key is the reason."""
         wrong = f"{self._address}: {self.names.epoch} in the store is not a number of this picker: delete the key"
         try:
             number = await self.command("INCRBY", self.names.epoch, up)

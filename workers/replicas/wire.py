@@ -19,8 +19,8 @@
   are little-endian.
 - A message is *whole* if it has the loads of all endpoints with load. Any other message has only the rows that have changed.
 - `epoch` is the number that the store gave to the sender's connection; `origin` is random and decides between equal epochs.
-- `secret` is a fingerprint of the seed of block hashes. Blocks under another seed mean nothing.
-- `columns` is a fingerprint of the columns that are read from a page. Values of other columns mean nothing.
+- `secret` is a fingerprint of the seed of block hashes. Blocks under another seed are useless.
+- `columns` is a fingerprint of the columns that are read from a page. Values of other columns are useless.
 - The `requests` of a page are the requests of all replicas in flight at the endpoint when the page was asked for.
 - Versions before 0.3 have no `pages`, no `budgets` and no `flows`. A reader ignores parts that it does not know at the end, and an absent
   part has its default.

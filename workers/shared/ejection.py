@@ -1,4 +1,4 @@
-"""Ejects endpoints whose requests fail, and lets them return. Pure code: every result depends only on the calls and their `now`.
+"""Ejects endpoints whose requests fail, and lets them return. This is pure code: every result depends only on the calls and their `now`.
 
     in use ─ POINTS_TO_EJECT without a success ─▶ ejected ─ back-off ─▶ on trial ─ its request succeeds ─▶ in use
                                                      ▲ ◀─ its request fails, back-off doubles ──┘
@@ -132,8 +132,7 @@ class Ejections:
 
     def failing(self) -> dict[int, tuple[str, str, float]]:
         """Returns slot -> cause, evidence, and share of failed requests beyond the others, for all endpoints that are ejected (share 1) or
-        failing.
-        """
+        failing."""
         out = {slot: (known.cause, known.why, 1.0) for slot, known in self._known.items() if known.ejected}
         outliers = self._outliers
         return {slot: (*outliers.reason(slot), outliers.steps(slot) / STEPS) for slot in self._failing - out.keys()} | out
@@ -271,5 +270,5 @@ def _by_pool(pool: Mapping[int, Scraped], out: Collection[int]) -> Collection[Se
 
 
 def _fitted(before: Ints, now: Ints) -> Ints:
-    """Fits the counts `before` to the length of `now`. A slot that is new in `now` counts as unchanged."""
+    """Fits the counts `before` to the length of `now`. A slot that is new in `now` is treated as unchanged."""
     return np.concatenate((before[: len(now)], now[len(before) :]))

@@ -1,4 +1,4 @@
-"""Decides which endpoints are fresh, stale, unknown or down. Pure code: every result depends only on the calls and their `now`."""
+"""Decides which endpoints are fresh, stale, unknown or down. This is pure code: every result depends only on the calls and their `now`."""
 
 from collections.abc import Callable, Hashable
 from typing import Generic, NamedTuple, TypeVar
@@ -14,7 +14,7 @@ Member = TypeVar("Member", bound=Hashable)
 
 
 def fresh_for(interval_s: float, threshold_s: float = 0.0) -> float:
-    """Returns how long the values of a good scrape count as fresh, in seconds. `threshold_s`: --metrics-staleness-threshold."""
+    """Returns for how many seconds the values of a good scrape are fresh. `threshold_s`: --metrics-staleness-threshold."""
     return max(FRESH_INTERVALS * interval_s, FRESH_S_MIN, threshold_s)
 
 
@@ -29,8 +29,7 @@ def believed_for(interval_s: float, fresh_s: float) -> float:
 
 class Fresh(NamedTuple):
     """For how many seconds readers of the table trust the mark FRESH. `paced`: whether each endpoint's pages have their own pace. If so,
-    values are up to date until a page is missing.
-    """
+    values are up to date until a page is missing."""
 
     for_s: float
     paced: bool = False
@@ -65,7 +64,7 @@ class Freshness(Generic[Member]):
         return health
 
     def adopt(self, member: Member, *, scraped: bool, down: bool, now: float) -> Health:
-        """Adds an endpoint from a predecessor. If `scraped`, the endpoint's values count as fresh until `limit_s` from now."""
+        """Adds an endpoint from a predecessor. If `scraped`, the endpoint's values are fresh until `limit_s` from now."""
         health = self._members[member] = Health(State.FRESH if scraped else State.UNKNOWN, now)
         health.down = down
         if scraped:
@@ -99,8 +98,7 @@ class Freshness(Generic[Member]):
 
     def newly_stale(self, now: float, renewing: Callable[[Member], bool]) -> list[Member]:
         """Returns the endpoints that have become stale since the last call. `renewing(member)`: whether the first scrape after the last
-        good scrape is under way or not due yet.
-        """
+        good scrape is under way or not due yet."""
         stale: list[Member] = []
         for member in self._fresh:
             health = self._members[member]

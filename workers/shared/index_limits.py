@@ -35,8 +35,7 @@ class Limiting(Protocol):
 
 def prefix_use(plugins: Iterable[Plugin]) -> PrefixUse | None:
     """Returns the requirements of all prefix producers, or None without prefix producers. All producers use one block size
-    (`epp.config.contracts` checks that).
-    """
+    (`epp.config.contracts` checks that)."""
     producers = [plugin for plugin in plugins if isinstance(plugin, CutsPrompts)]
     if not producers:
         return None
@@ -45,7 +44,7 @@ def prefix_use(plugins: Iterable[Plugin]) -> PrefixUse | None:
 
 
 class IndexLimits:
-    """Sets the limits of endpoints in the index writer. Sets a limit only when it changes."""
+    """Sets the limits of endpoints in the index writer. A limit is set only when it changes."""
 
     def __init__(self, index: Limiting, use: PrefixUse | None, wanted: Sequence[Column[Any]]) -> None:
         self._index = index

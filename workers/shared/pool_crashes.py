@@ -7,7 +7,7 @@ reads both:
     the first time             the log names the pool, and the plugin if one ran
     again within MEMORY_S      the pool is out of service: its requests get 503, until its configuration changes
 
-Crashes with the same request count once, because this request may be the cause (`workers.shared.query_of_death`).
+Several crashes with the same request are counted once, because this request may be the cause (`workers.shared.query_of_death`).
 
 This module does not notice crashes between two calls of plugins, such as in a thread or a task that a plugin has started, or in policies of
 flow control.

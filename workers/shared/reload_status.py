@@ -43,9 +43,9 @@ class ReloadStatus(msgspec.Struct, frozen=True, array_like=True):
     """The configuration in force, and the last attempt to change it. Times are in seconds since the epoch.
 
     `finished`: how many attempts have ended. `busy`: whether an attempt is under way. `text`: the findings of the last attempt. `tryout`:
-    the candidate and its counts, or None. Trying, promoting and rolling back a candidate count as attempts, too. `answered`: how many
-    attempts by command have ended. `owed`: whether an attempt by command is under way. `text_of_pools`: whether `text` has a line for each
-    pool. The list of pools has such a text after a reload of all pools.
+    the candidate and its counts, or None. Trying, promoting and rolling back a candidate are attempts, too. `answered`: how many attempts
+    by command have ended. `owed`: whether an attempt by command is under way. `text_of_pools`: whether `text` has a line for each pool. The
+    list of pools has such a text after a reload of all pools.
     """
 
     generation: int

@@ -1,5 +1,5 @@
-"""Decides when the supervisor next asks for the metrics page of a server. Pure code: every result depends only on the calls and their
-`now`.
+"""Decides when the supervisor next asks for the metrics page of a server. This is pure code: every result depends only on the calls and
+their `now`.
 
     cost    the shortest time so far from a request to the last byte of its page; the cost may rise by 1 % per page
     gap     cost / budget, at least the scrape interval, and at most LONGEST_S
@@ -21,7 +21,7 @@ DEARER: Final = 1.01
 DOUBT_S: Final = 30.0
 # Pages may differ from the account by this much, because requests are on their way, or the picker has not seen their end yet.
 ON_THE_WAY: Final = 0.5
-ON_THE_WAY_SHARE: Final = 0.1  # of the requests in flight
+ON_THE_WAY_SHARE: Final = 0.1  # the same as a share of the requests in flight
 SPARE_INTERVALS: Final = 2  # replicas take their turns at different times, and a page takes time to reach all of them
 SPARE_SHARE: Final = 0.125  # share of the gap, for slow pages; a random time of at most the same length is added
 

@@ -5,7 +5,8 @@ Each check compares inodes, times, sizes, and where symbolic links lead. So the 
 renames another file over it, and the kubelet, which swaps one symbolic link of a mounted ConfigMap. Events of inotify only make the check
 come sooner. Some folders have no events, such as those on a network, so every folder is checked every LOOK_EVERY_S.
 
-A change counts after the files have stayed the same for SETTLE_S: an editor may write a file in parts, and copying files takes a while.
+A change is reported after the files have stayed the same for SETTLE_S, because an editor may write a file in parts, and copying files takes
+a while.
 """
 
 import asyncio
@@ -76,7 +77,7 @@ class ConfigWatch:
                     await self.look()
 
     async def look(self) -> None:
-        """Checks the files. If they have changed, waits until they change no more, and calls `changed` once.
+        """Checks the files. If the files have changed, waits until they stay the same, and calls `changed` once.
 
         Otherwise continues with the files that the present configuration names.
         """

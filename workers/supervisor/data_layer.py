@@ -155,7 +155,7 @@ class DataLayer:
             scraper.close()
 
     def look(self) -> None:
-        """Reports once the cost of scraping at a fixed interval for the servers, if it exceeds the usual budget."""
+        """If scraping at a fixed interval costs the servers more than the usual budget, reports this cost once."""
         scraper = self.scrapers[0]
         costs = () if self._cost_known else scraper.wheel.costs()
         if not costs or scraper.counters.taken < PAGES_TO_JUDGE * len(costs):
@@ -179,8 +179,7 @@ class DataLayer:
 
     def _repaired(self, rows: int, documents: Sequence[int], report: Callable[..., None]) -> None:
         """Counts and reports the parts that another program has overwritten while no supervisor ran. Overwritten endpoints take slots
-        again.
-        """
+        again."""
         if rows or documents:
             self._area.add(self._area.schema.counter[OVERWRITTEN.name])
             report(
@@ -205,15 +204,13 @@ class DataLayer:
         )
 
     def _kinds(self) -> Sequence[object]:
-        """Returns how further sources are counted: each source with one pool, or with several pools by the types of sources and
-        extractors.
-        """
+        """Returns how further sources are counted: if there is one pool, each source for itself; if there are several, by the types of
+        sources and extractors."""
         return further_kinds(self._instance) if self._instance.pools else self.further
 
     def _further(self, pool: Instance, known: Shared[FurtherPages]) -> list[FurtherPages]:
         """Returns the further sources of a pool, in the order of its configuration. Pools that read the same columns in the same way share
-        a source.
-        """
+        a source."""
         loop, wanted = asyncio.get_running_loop(), columns_of(self._instance, pool)
         read = [(column.name, column.type) for column in wanted]
         found = []
@@ -231,15 +228,15 @@ class DataLayer:
 
 
 def further_kinds(instance: Instance) -> list[tuple[str, str]]:
-    """Returns the types of the further sources and of their extractors: with one pool in their order, with several pools each pair once."""
+    """Returns the types of the further sources and of their extractors: if there is one pool, in their order; if there are several, each
+    pair of types once."""
     found = [(source.type_name, extractor.type_name) for pool in instance.every for source, extractor, _ in pool.sources.further]
     return (list(dict.fromkeys(found)) if instance.pools else found)[:FURTHER_SOURCES_MAX]
 
 
 def columns_of(instance: Instance, pool: Instance) -> list[Column[Any]]:
     """Returns the columns to read for a pool, in the layout of all pools: the configuration of another pool may have brought further
-    columns.
-    """
+    columns."""
     return instance.layout.of_pool(pool.options, pool.config).table_columns
 
 
@@ -293,7 +290,7 @@ class ScrapeCounts:
         self._before = [area.counters[place] for place in self._places]
 
     def copy(self) -> None:
-        """Copies all counts. A counter never falls."""
+        """Copies all counts. Copies the counts into the area; a counter never falls."""
         every = self._counters
         failed = sum(sum(each.poll_errors.values()) for each in every)
         taken, late, foreign = (sum(counts) for counts in zip(*((each.taken, each.late, each.foreign) for each in every), strict=True))

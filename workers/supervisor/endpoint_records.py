@@ -51,7 +51,7 @@ class EndpointRecords:
         return [*self.members(now), *self._scrapes(now), *self._adapters(now)]
 
     def members(self, now: float) -> list[Record]:
-        """Returns the records of endpoints that have joined and left. Costs little without a change."""
+        """Returns the records of endpoints that have joined and left. This costs little if nothing has changed."""
         listed = self._endpoints.current()
         if listed is self._listed:
             return []

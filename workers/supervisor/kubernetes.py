@@ -104,9 +104,8 @@ class Kubernetes:
             readiness.require(self.candidacy.missing)
 
     def start(self) -> None:
-        """Starts to check whether the picker stops. If it stops, resigns at once, so that another picker leads while these workers
-        drain.
-        """
+        """Starts to check whether the picker stops. When it stops, gives the lease up at once, so that another picker leads while these
+        workers drain."""
         if self.candidacy is not None:
             self._background.every(RESIGN_LOOK_S, self._resign_if_leaving)
 

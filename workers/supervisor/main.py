@@ -89,8 +89,7 @@ def run(instance: Instance) -> int:
 
 def import_own() -> None:
     """Imports modules that only the supervisor needs: after the fork, so that no other process has them, and before the loop starts, which
-    imports would stop.
-    """
+    imports would stop."""
     from workers.shared.recording import files  # noqa: F401
     from workers.supervisor.pages import metrics  # noqa: F401
 
@@ -163,7 +162,7 @@ class Supervisor:
             await self.background.ended()
             await self._stop()
         self.background.raise_fault()
-        # Does not ask `getppid`: it may still name the dead parent.
+        # Does not use `getppid`, because that may still name the dead parent.
         if self.readiness.orphaned and not self.instance.words.stopping:
             self.instance.unlink()
         return ExitCode.OK
@@ -230,8 +229,7 @@ class Supervisor:
 
     def _pool_of(self, slot: int) -> int | None:
         """Returns the pool of the endpoint in a slot, or None if the endpoint has left. With one pool, does not check whether it has
-        left.
-        """
+        left."""
         return self.data.table.pool_of(slot) if self.instance.pools else 0
 
     def _answer_probes(self, cleanup: contextlib.ExitStack) -> None:

@@ -162,12 +162,12 @@ class ObjectsWatch:
 
 
 def flow_areas(instance: Instance) -> FlowAreas | None:
-    """Returns the areas of flow control. Returns None if it is off."""
+    """Returns the areas of flow control. Returns None if flow control is off."""
     return instance.memory.flow if instance.config.flow is not None else None
 
 
 def objects_watch(instance: Instance, report: Callable[..., None]) -> ObjectsWatch | None:
-    """Returns the watch of this instance. Returns None if it has neither flow control nor a source of objects."""
+    """Returns the watch of this instance. Returns None if the instance has neither flow control nor a source of objects."""
     flow = flow_areas(instance)
     if flow is None and not instance.sources.has_objects:
         return None

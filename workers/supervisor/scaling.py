@@ -6,7 +6,7 @@ endpoint table: batches, KV usage ───────────────�
 latency model: limits, speeds, prompt times ────────────────────────┘
 
 If the picker has several pools, each pool has a signal from its first answers on (`PoolSignals`), which only the metrics page shows. The
-requests of a pool are counted at its endpoints, so requests that are refused for load do not count.
+requests of a pool are counted at its endpoints, so requests that are refused for load are not counted.
 """
 
 import time
@@ -44,8 +44,7 @@ class ScalingSignal:
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         """`area`: the area of the supervisor; None if the signal is not shown in an area. `waiting`: returns the requests that wait in the
-        picker.
-        """
+        picker."""
         layout, memory = instance.layout, instance.memory
         self._table = TableReader(layout.table, memory.table)
         self._columns = [layout.table.columns.index(column.name) for column in (RUNNING, WAITING, KV_USAGE)]

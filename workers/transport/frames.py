@@ -71,7 +71,7 @@ def unpadded(data: bytes, start: int, end: int) -> tuple[int, int]:
 
 
 def read_settings(data: bytes) -> dict[int, int]:
-    """Returns the settings in a SETTINGS frame's payload. If a setting occurs twice, its last value counts. Raises ConnectionFault."""
+    """Returns the settings in a SETTINGS frame's payload. If a setting occurs twice, its last value applies. Raises ConnectionFault."""
     if len(data) % SETTING.size:
         raise ConnectionFault(Error.FRAME_SIZE, "SETTINGS of a wrong size")
     settings: dict[int, int] = {}

@@ -328,7 +328,7 @@ class Server(grpc.GenericRpcHandler):  # type: ignore[misc]
         self.drain()
 
     def drain(self) -> None:
-        """Sends GOAWAY. Open streams are served to their end, new ones are refused."""
+        """Sends GOAWAY. Open streams are served to their end, and new ones are refused."""
         if self._stopping is None:
             self._stopping = self.loop.create_task(self._stop(DRAIN_MAX))
 

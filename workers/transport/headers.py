@@ -149,7 +149,8 @@ class HeaderDecoder:
     def _repeated(self, block: bytes) -> RequestHead | None:
         """Decodes a block that differs from the last one only in its timeout: 2 us instead of 5. Returns None for any other block.
 
-        Most blocks of a gRPC library are so. Each timeout is added to the table, so all indices are one higher than in the last block.
+        Most blocks of a gRPC library are of this kind. Each timeout is added to the table, so all indices are one higher than in the last
+        block.
         """
         expected = self._expected
         if not expected or not block.startswith(expected) or self._deepest >= len(self._table):
@@ -175,10 +176,7 @@ class HeaderDecoder:
         return any(field_kind(field) in (Kind.PSEUDO, Kind.FORBIDDEN) for field in fields)
 
     def fields(self, block: bytes) -> list[Field]:
-        """Decodes one whole block. Raises BrokenBlock.
-
-        This is one long function, because a call costs as much as a field.
-        """
+        """Decodes one whole block. Raises BrokenBlock. This is one long function, because a call costs as much as a field."""
         self._changed = False
         self._expected = b""
         table = self._table

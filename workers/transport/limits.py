@@ -74,7 +74,7 @@ class Limits:
     settings_entries: int = 64  # settings per frame; HTTP/2 defines 8
     # Each may change the windows of all streams; clients send one, or one per doubling of a window.
     settings_burst: int = 100
-    burst: int = 1000  # of each other kind of frame that costs more than it brings; about one per possible stream
+    burst: int = 1000  # limit for each other kind of frame that costs more than it brings; about one per possible stream
     per_second: float = 33.0  # in addition to the burst and to what useful work has earned
     resets_per_second: float = 1000.0  # early resets; a connection with more of them is read more slowly
 

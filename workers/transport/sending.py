@@ -62,7 +62,7 @@ class Link(ABC):
 
     @abstractmethod
     def provoked(self) -> None:
-        """Counts a stream that ends because of the peer's error. It counts like a reset stream, because the answer costs us as much."""
+        """Counts a stream that ends because of the peer's error. It is counted like a reset stream, because the answer costs us as much."""
 
     @abstractmethod
     def blame(self, text: str) -> None:

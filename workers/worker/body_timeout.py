@@ -1,14 +1,14 @@
-"""Ends requests with bodies that arrive too slowly (`BodyTimeout`), or need most memory while the budget is used up (`BodyRelief`).
+"""Ends requests with bodies that arrive too slowly (`BodyTimeout`), or that need most memory while the budget is used up (`BodyRelief`).
 
 `BodyTimeout`: every `BODY_TIMEOUT_S / 2`, a worker looks at its streams. Each incomplete body must have received BODY_RATE bytes per second
 since the last look. Otherwise the request is refused: with 408 if an answer is possible, else with a gRPC status. The first look at a body
-only notes its size, so every body may take BODY_TIMEOUT_S / 2 at any speed. Slow decisions and slow answers do not count, because the
-gateway does not cause them.
+only notes its size, so every body may take BODY_TIMEOUT_S / 2 at any speed. The time of slow decisions and slow answers is not included,
+because the gateway does not cause it.
 
 `BodyRelief`: a body costs its bytes times the seconds for which they are held. When the budget for unfinished bodies is used up, the
 transport asks for relief, and the requests with the highest cost are refused with 429. So a few large or slow bodies do not use up the
-budget of all others. A complete body of more than 1 MiB counts while it waits for its turn or for a decision, together with its unpacked
-part.
+budget of all others. The bytes of a complete body of more than 1 MiB are included while it waits for its turn or for a decision, together
+with its unpacked part.
 
 If the picker has several pools, the worker gives up bodies of the pool that holds most bytes at this moment. So a pool that holds at most
 an equal share of the budget loses no body to other pools, and may use the rest of the budget.

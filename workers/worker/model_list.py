@@ -3,8 +3,8 @@
     pools file: names without `*`                         ─┐
     endpoints: the models that they list, if the name leads to them  ─┴─▶ pools that know the tenant ─▶ one list
 
-A model that endpoints list counts only if a request with its name would reach their pool. So the list has the real models of `phi-*`, but
-no model with a name that leads to another pool. The list has no models of a pool with tenants that does not know the client.
+A model that endpoints list is only included if a request with its name would reach their pool. So the list has the real models of `phi-*`,
+but no model with a name that leads to another pool. The list has no models of a pool with tenants that does not know the client.
 """
 
 import time
@@ -28,7 +28,7 @@ CONFIGURATIONS_MAX: Final = 1024  # the number of configurations with kept tenan
 
 
 class ModelList:
-    """Makes the answers. Keeps them until pools, configurations or models change."""
+    """Makes the answers. Makes the lists, and keeps them until pools, configurations or models change."""
 
     def __init__(self, view: ServedView, seed: int) -> None:
         """`seed`: the seed of prefix hashes (`Credentials.prefix_seed`)."""

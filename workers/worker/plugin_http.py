@@ -1,5 +1,5 @@
 """HTTP for plugins: one aiohttp client per worker. The first request imports aiohttp, in a thread. The import takes 11 MiB and 0.1 s of CPU
-time. On a busy CPU it would take seconds, and the worker would count as hung.
+time. On a busy CPU it would take seconds, and the parent would take the worker for a hung one.
 
 - Connections are kept alive. Their number is bounded, per host and in total. A request without a free connection waits, and the number of
   waiting requests is bounded, too. A kept connection is closed before most servers close it (uvicorn does after 5 s), so a request rarely

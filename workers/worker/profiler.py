@@ -2,11 +2,11 @@
 
 The kernel sends SIGPROF for every 10 ms of CPU time of this process, so an idle worker has no samples. Python runs the handler between two
 bytecodes, or before the event loop continues. The handler sees the stack of the main thread, which serves all requests. Time in C, such as
-decoding JSON, counts for the Python function that called it. If the innermost function has not begun when the handler runs, the stack does
-not have this function, because the time passed before it.
+decoding JSON, is attributed to the Python function that called it. If the innermost function has not begun when the handler runs, the stack
+does not have this function, because the time passed before it.
 
-Compiled functions have no Python frames. Their time counts for the interpreted function that called them. For most of them that is the
-event loop, so LOOP stands in profiles for the event loop and for compiled code. `EPP_COMPILED=0` runs a picker whose profile shows all
+Compiled functions have no Python frames. Their time is attributed to the interpreted function that called them. For most of them that is
+the event loop, so LOOP stands in profiles for the event loop and for compiled code. `EPP_COMPILED=0` runs a picker whose profile shows all
 functions.
 
 Without a question, no timer runs and no handler is installed.

@@ -77,7 +77,7 @@ class WorkerServices:
         self._owner: Plugin | None = None
 
     def of(self, plugin: Plugin) -> "WorkerServices":
-        """Returns the same services for one plugin. Exceptions of its background work then count as its faults.
+        """Returns the same services for one plugin. Exceptions of its background work are then counted as its faults.
 
         A prefix producer sees only its own tier of the index.
         """

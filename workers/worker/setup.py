@@ -95,7 +95,7 @@ class WorkerParts:
     ) -> None:
         """`index`: the worker's number, from 0. `area`: its area. `before`: the parts of the previous configuration.
 
-        `kept`: the kept objects of the worker; None: takes them from `before`, or creates them. `beside`: whether this is a candidate that
+        `kept`: the kept objects of the worker; None takes them from `before`, or creates them. `beside`: whether this is a candidate that
         is used beside `before`. If so, its requests use the flow control of `before` until `promote` is called.
         """
         self.instance = instance
@@ -322,8 +322,7 @@ class WorkerParts:
 
     def _admission(self, pool: SharedPool, flow: FlowControl | None) -> Admission:
         """Returns flow control if it is on. Otherwise returns shedding if the configuration has a saturation detector, or else an admission
-        that admits all requests.
-        """
+        that admits all requests."""
         if flow is not None:
             return flow
         saturation = self.instance.config.saturation

@@ -64,13 +64,12 @@ class Witness(Faults):
         self.plugin_failed(problem, plugin.name if plugin is not None else f"of profile {profile.name}")
 
     def producer_failed(self, producer: Plugin, failure: ProducerFailed) -> None:
-        """Does nothing: the producer's server may be away."""
+        """Does nothing, because the producer's server may be away."""
 
 
 def prove(instance: Instance) -> None:
     """Starts the configuration of `instance` and decides requests with it. Raises Unproven. `instance` must have a private copy of the
-    memory.
-    """
+    memory."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_prove(instance))
     if children := _children():

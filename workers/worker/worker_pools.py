@@ -183,9 +183,8 @@ class WorkerPools:
             await parts.close()
 
     def _of_first(self, view: Instance) -> Instance:
-        """Returns the first pool with its configuration, or with the configuration of the start if its own cannot be loaded. The lobby
-        needs one.
-        """
+        """Returns the first pool with its configuration, or with the configuration of the start if its own cannot be loaded. A first pool
+        is needed for the lobby."""
         try:
             return of_pool(view)
         except Exception as problem:

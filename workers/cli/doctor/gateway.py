@@ -1,7 +1,7 @@
 """Checks the configuration of Envoy: its bootstrap file, or what its admin port shows at /config_dump. Does no I/O.
 
-A filter that calls an external processor names a cluster. Filter and cluster together decide whether requests reach the picker whole, in
-time, and without ending other requests. The names of fields are those of Envoy's API, version 3.
+A filter that calls an external processor names a cluster. Filter and cluster together decide whether requests reach the picker whole and in
+time, and whether they end other requests. The names of fields are those of Envoy's API, version 3.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -50,9 +50,8 @@ class TlsNames(NamedTuple):
 
 
 def gateway_findings(config: Json, peer: Peer) -> list[Finding]:
-    """Returns the findings about the filters that call the picker: the filters with a cluster that has one of its ports, or all filters if
-    no cluster has such a port.
-    """
+    """Returns the findings about the filters that call the picker: the filters whose cluster has one of the picker's ports, or all filters
+    if no cluster has such a port."""
     every = list(_filters(config))
     filters = [each for each in every if _reaches(config, each, peer.ports)] or every
     if not filters:
@@ -81,8 +80,7 @@ def calls(config: Json, ports: Collection[int]) -> bool:
 
 def picker_clusters(config: Json, ports: Collection[int]) -> list[str]:
     """Returns the names of the clusters by which filters call the picker with these ports, or of all clusters that filters call if no
-    cluster has such a port.
-    """
+    cluster has such a port."""
     every = list(_filters(config))
     filters = [each for each in every if _reaches(config, each, ports)] or every
     return list(dict.fromkeys(map(_cluster_name, filters)))
@@ -106,8 +104,9 @@ def headers_from_outside(config: Json, ports: Collection[int], names: Collection
 def client_header_findings(flag: str, config: Json, ports: Collection[int], *, tenants: bool = False) -> list[Finding]:
     """Returns the finding about headers that the picker trusts and clients can set, if there are such headers.
 
-    `flag`: the value of the picker's --trust-client-headers. `config`: the gateway's configuration, which counts more than the flag; None
-    if not known. `ports`: the picker's ext_proc ports. `tenants`: whether the picker has tenants, so that no client names its fairness id.
+    `flag`: the value of the picker's --trust-client-headers. `config`: the gateway's configuration, which takes precedence over the flag;
+    None if not known. `ports`: the picker's ext_proc ports. `tenants`: whether the picker has tenants, so that no client names its fairness
+    id.
     """
     words = flag.split(",")
     trusted = [group for group in GROUPS if group in words and not (tenants and group == FAIRNESS)]

@@ -85,7 +85,7 @@ def pools_of(state: State) -> list[str]:
 
 
 def ext_proc_ports(picker: Running) -> list[int]:
-    """Returns the picker's ext_proc ports, including the ports of pools. Empty if not known."""
+    """Returns the picker's ext_proc ports, including the ports of pools. Returns nothing if they are not known."""
     ports = picker.seen.ports if picker.seen is not None else {}
     known = [port for name, port in ports.items() if name == "grpc" or name.startswith(OF_POOL)]
     opened = {pool["port"] for pool in picker.state.get("pools", {}).values() if "port" in pool}
@@ -93,7 +93,7 @@ def ext_proc_ports(picker: Running) -> list[int]:
 
 
 def vouches(state: State) -> bool:
-    """Returns whether the tenant of every request is known without a header from the client."""
+    """Returns whether the picker knows the tenant of every request without a header from the client."""
     configurations = state.get("settings", {}).get("configurations", ())
     return state.get("tenants") is not None and all("tenants" in effective(state, each["pools"][0]) for each in configurations)
 

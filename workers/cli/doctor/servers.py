@@ -95,7 +95,7 @@ def clock_findings(answers: Sequence[Answer]) -> list[Finding]:
 
 
 def other_findings(answers: Sequence[Answer], states: Mapping[str, str]) -> list[Finding]:
-    """Returns the findings about servers that do not answer, or have no prefix caching. `states`: as in `findings_of`."""
+    """Returns the findings about servers that do not answer, or have no prefix caching. `states`: as for `findings_of`."""
     found = []
     if which := [each for each in answers if each.caching_off]:
         found.append(

@@ -45,7 +45,7 @@ CONTAINER: Final = "epp"
 def command(
     pool_name: str, namespace: str, sources: tuple[str, ...], assignments: tuple[str, ...], flags: tuple[str, ...], **short: Any
 ) -> None:
-    """Print the Kubernetes objects that install a picker. Renders the Helm chart, so it needs helm.
+    """Print the Kubernetes objects that install a picker. The command renders the Helm chart, so it needs helm.
 
     Exit code 0: printed; 1: helm is missing; 78: a value, an option or a flag is wrong.
     """
@@ -111,7 +111,8 @@ def ports(listed: str) -> list[Json]:
 
 
 def image(reference: str) -> Json:
-    """Turns `repository:tag` into the chart's image value. A digest counts as the tag of `repository@sha256`. Raises BadValues."""
+    """Turns `repository:tag` into the chart's image value. If the image has a digest, its repository becomes `repository@sha256`, and the
+    digest becomes the tag. Raises BadValues."""
     repository, colon, tag = reference.rpartition(":")
     if not colon or "/" in tag:
         raise BadValues(f"--image '{reference}': write name:tag, so that it is known what runs")

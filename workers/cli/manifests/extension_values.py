@@ -66,14 +66,14 @@ POOL_VERSION: Final = "inference.networking.k8s.io/v1"
 
 
 def are_values(text: str) -> bool:
-    """Returns whether a text has the values of one of GIE's charts. Does not parse it."""
+    """Returns whether a text has the values of one of GIE's charts. Decides without parsing the text."""
     return _KEY.search(text) is not None
 
 
 def translated(values: Json) -> tuple[Json, list[str]]:
     """Returns values of this chart that mean the same, and a remark for each value without a counterpart.
 
-    Returns values of this chart unchanged. Does not check them.
+    If the values are those of this chart, returns them unchanged. The values are not checked.
     """
     if not any(name in values for name in OLDER):
         return values, []
@@ -147,7 +147,7 @@ class _Translation:
         self._put("router.epp.pluginsCustomConfig", new)
 
     def port(self, value: Any) -> None:
-        """One port of all servers, which counts if there is no list of ports."""
+        """One port of all servers, which is used if there is no list of ports."""
         path = "router.modelServers.targetPorts"
         if isinstance(value, int | str) and str(value).replace(",", "").isdecimal():
             value = [{"number": int(port)} for port in str(value).split(",") if port]

@@ -59,7 +59,7 @@ class SharedMemory(_Section, frozen=True, kw_only=True):
 
 
 class StoreTls(_Section, frozen=True, kw_only=True):
-    existing_secret: str = ""  # has ca.crt, and tls.crt and tls.key if the store asks for a certificate
+    existing_secret: str = ""  # a Secret with ca.crt, and with tls.crt and tls.key if the store asks for a certificate
     client_certificate: bool = False
 
 
@@ -67,7 +67,7 @@ class ReplicaStore(_Section, frozen=True, kw_only=True):
     """The Redis or Valkey through which replicas act as one picker."""
 
     url: str = ""  # empty: replicas share nothing
-    existing_secret: str = ""  # has the key `password`
+    existing_secret: str = ""  # a Secret with the key `password`
     tls: StoreTls = _section(StoreTls)
 
 

@@ -1,7 +1,7 @@
 """Formats figures as text: a few lines about the instance, a table of workers, a table of endpoints.
 
-A narrow terminal shows only the most important columns. If not all rows fit, the busiest rows are shown, and a line counts the others;
-otherwise rows are in the order of names. Colours only repeat what the words say.
+A narrow terminal shows only the most important columns. If not all rows fit, only the busiest rows are shown, and a line gives the number
+of the others; if all fit, rows are in the order of names. Colours only repeat what the words say.
 """
 
 from collections import Counter
@@ -255,7 +255,7 @@ def table(
 ) -> list[RenderableType]:
     """Returns the table with the rows that fit, and a line with the number of the others. `noun`: names the rows.
 
-    `busy`: the sort key by which the rows that fit are chosen, highest first.
+    `busy`: the sort key that chooses the rows that fit, highest first.
     """
     if not rows:
         return [Text(f"no {noun}", "dim")]
@@ -283,7 +283,7 @@ def table(
 
 
 def _widened(column: Column[Row], rows: Sequence[Row]) -> Column[Row]:
-    """Returns the column, made wide enough for its longest cell: an address must not be cut."""
+    """Returns the column, made wide enough for its longest cell, because an address must not be cut."""
     return column._replace(width=max(column.width, *(len(str(column.cell(row))) for row in rows)))
 
 

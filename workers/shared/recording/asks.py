@@ -65,7 +65,7 @@ def take(run_dir: str, instance: str) -> RecordAsk | None:
 
 
 def tell(run_dir: str, instance: str, state: RecordingState) -> None:
-    """Publishes the state. In a full run directory, the previous state stays."""
+    """Publishes the state. If the run directory is full, the previous state stays."""
     with contextlib.suppress(OSError):
         _replace(_state_path(run_dir, instance, state.id), msgspec.json.encode(state))
 

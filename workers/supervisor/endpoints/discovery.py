@@ -109,7 +109,7 @@ class Changes(NamedTuple):
 
 
 def diff(before: Iterable[EndpointSpec], after: Iterable[EndpointSpec]) -> Changes:
-    """Compares two sets of endpoints by their identity. If a set has an identity twice, the last endpoint counts."""
+    """Compares two sets of endpoints by their identity. If a set has an identity twice, the last endpoint is used."""
     old = {spec.identity: spec for spec in before}
     new = {spec.identity: spec for spec in after}
     return Changes(
@@ -275,10 +275,11 @@ def _host(text: str) -> str:
 
 
 class EmptyList:
-    """Holds back a list that is suddenly empty: its source may be wrong for a moment, and without endpoints the picker serves no request.
+    """Holds back a list that is suddenly empty, because its source may be wrong for a moment, and without endpoints the picker serves no
+    request.
 
-    A list from Kubernetes and an endpoints file follow the same rule. The known endpoints stay for HOLD_S; an empty list counts if it was
-    empty all this time. `until`: the time before which an empty list does not count; None if no list is held back.
+    A list from Kubernetes and an endpoints file follow the same rule. The known endpoints stay for HOLD_S; then the empty list is accepted
+    if it was empty all this time. `until`: the time before which an empty list is not accepted; None if no list is held back.
     """
 
     __slots__ = ("until",)
@@ -287,7 +288,8 @@ class EmptyList:
         self.until: float | None = None
 
     def counts(self, now: float, *, empty: bool, something_known: bool) -> bool:
-        """Returns whether the present list counts. Times are monotonic seconds. `something_known`: whether an earlier list had entries."""
+        """Returns whether the present list is accepted. Times are monotonic seconds. `something_known`: whether an earlier list had
+        entries."""
         if empty and something_known:
             if self.until is None:
                 self.until = now + HOLD_S

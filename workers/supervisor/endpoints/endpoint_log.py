@@ -71,10 +71,10 @@ class Kind(enum.Enum):
     DOWN = "down"
     UP = "up"
     EJECTED = "ejected"  # its requests failed
-    RETURNED = "returned"  # its trial request succeeded, or its failures have moved on to others
-    FAILING = "failing"  # it fails more of its requests than the others
+    RETURNED = "returned"  # the endpoint's trial request succeeded, or its failures have moved on to other endpoints
+    FAILING = "failing"  # the endpoint fails more of its requests than the others do
     UNREADABLE = "not readable"  # many scrapes, and none of them was good
-    UNREAD = "partly readable"  # its metrics page has unreadable values; the other values are used
+    UNREAD = "partly readable"  # the endpoint's metrics page has unreadable values; the other values are used
 
     def event(self, *, of_many: bool) -> str:
         """Returns the log event: in the singular, or with `of_many` in the plural."""

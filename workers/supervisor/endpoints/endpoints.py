@@ -48,7 +48,7 @@ FAILURES_TO_LOG = 20  # failed scrapes before the first log line: a server may h
 class Reading(NamedTuple):
     """Says how to read the pages of a pool's endpoints.
 
-    `wanted`: the columns to read. `fresh_for_s`: how long values count as fresh. `address(spec)` returns host and port of an endpoint's
+    `wanted`: the columns to read. `fresh_for_s`: for how long values are fresh. `address(spec)` returns host and port of an endpoint's
     metrics page. `further`: the data sources besides the first source. `limits`: the limits of the prefix index from the pages, or None.
     """
 
@@ -211,8 +211,7 @@ class EndpointTable:
 
     def sweep(self, now: float) -> None:
         """Does the work that depends on time alone: marks stale endpoints, ejects, writes names, gives slots to waiting endpoints, and
-        logs.
-        """
+        logs."""
         self._now = now
         for member in self._freshness.newly_stale(now, lambda member: member.renewing(now)):
             self._table.mark(member.handle, state=State.STALE)

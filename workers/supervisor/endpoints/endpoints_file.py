@@ -3,8 +3,8 @@
 - At start, a single bad entry is enough to refuse the file. The error lists all faults, each with file and line.
 - When the file changes later, bad entries are skipped. If the file cannot be read, has no list (as an empty file), or all its entries are
   bad, the last good endpoints stay. A fault is reported once, not again at every reload.
-- `endpoints: []` means that there are no endpoints. After a list with entries, an empty list counts when it has stayed empty for HOLD_S
-  (`EmptyList`).
+- `endpoints: []` means that there are no endpoints. After a list with entries, an empty list is accepted when it has stayed empty for
+  HOLD_S (`EmptyList`).
 - The *directory* is watched, so that a file renamed into place and a swapped symlink are noticed. The file is also read every few
   seconds, in case the watch misses a change.
 """
@@ -78,7 +78,7 @@ class File:
     def reload(self) -> list[Entry] | None:
         """Reads the file again and returns its good entries. Reports faults that it has not reported before.
 
-        Returns None if the file is unchanged, has no readable list, has faults and no good entry, or is empty and does not count yet.
+        Returns None if the file is unchanged, has no readable list, has faults and no good entry, or is empty and this is not accepted yet.
         """
         text = self._changed_text()
         return None if text is None else self._good(self._parsed(text))
@@ -121,7 +121,7 @@ class File:
         return None if lost or not self._counts(parsed.entries) else parsed.entries
 
     def _counts(self, entries: list[Entry]) -> bool:
-        """Returns whether the entries count. Reports a list that is suddenly empty."""
+        """Returns whether the entries are accepted. Reports a list that is suddenly empty."""
         begins = not self.holds
         counts = self._empty.counts(self._now(), empty=not entries, something_known=self._has_entries)
         if counts:

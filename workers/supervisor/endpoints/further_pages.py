@@ -3,7 +3,7 @@
     Scraper ─ pages ─▶ FurtherPages ─ changed ─▶ EndpointTable ─ overlay ─▶ the row
 
 Only the first source decides which endpoints are fresh or down. If a page of a further source fails, its last values stay for `kept_for`
-seconds, and count as not reported after that.
+seconds, and are treated as not reported after that.
 """
 
 import asyncio

@@ -78,14 +78,14 @@ class Connection:
         return self._answer.started
 
     def get(self, request: bytes) -> None:
-        """Sends a request. The answer to the previous one must have arrived."""
+        """Sends a request. Sends a GET; the answer to the previous one must have arrived."""
         assert self._transport is not None
         self._answer.reset()
         self._waiting = True
         self._transport.write(request)
 
     def close(self) -> None:
-        """Closes the connection. Its caller gets no more calls."""
+        """Closes the connection. Closes the connection; its caller gets no more calls."""
         self._caller = None
         if self._transport is not None:
             self._transport.abort()
@@ -117,10 +117,10 @@ class Connection:
         return False  # so that asyncio closes the connection
 
     def pause_writing(self) -> None:
-        """Does nothing: a request fits into the buffer of any transport."""
+        """Does nothing, because a request fits into the buffer of any transport."""
 
     def resume_writing(self) -> None:
-        """Does nothing: no request waits to be written."""
+        """Does nothing, because no request waits to be written."""
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
@@ -157,7 +157,7 @@ class Attempt(Protocol):
     """An attempt to open a connection."""
 
     def cancel(self) -> None:
-        """Cancels the attempt. Its caller gets no more calls."""
+        """Cancels the attempt. Cancels the attempt; its caller gets no more calls."""
 
 
 class Dialer:

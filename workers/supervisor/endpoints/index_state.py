@@ -13,7 +13,7 @@ the header are 0. Entries of a pool that is gone, or has changed its blocks, are
 The supervisor writes a snapshot every `EVERY_S` if the index changed, when the picker begins to stop, and when the supervisor ends. It
 writes to a temporary file, slice by slice (the event loop copies a slice, a thread writes it), then syncs and renames the file. So a
 snapshot is always complete, and the loop never waits for the disk. Each slice shows its buckets at the time of the copy. The list of owners
-has only owners with the same endpoint before the copy of the first slice and after the copy of the last slice.
+names only owners that belonged to the same endpoint before the first slice was copied and after the last one was.
 
 The supervisor reads the snapshot before it knows any endpoint, and takes all of it or none. It refuses a snapshot that is truncated or
 damaged, has another secret, layout or version, or is older than `AGE_MAX_S`, and logs one line. Entries have aged by the wall-clock time
@@ -74,7 +74,8 @@ class Owners(msgspec.Struct, array_like=True, frozen=True):
 
 
 class OwnersOfPools(msgspec.Struct, array_like=True, frozen=True):
-    """The trailer of the file of several pools. `block_tokens`: by the name of the pool. The other fields are as in `Owners`."""
+    """The trailer of the file of several pools. `block_tokens`: the tokens per block, by the name of the pool. The other fields are those
+    of `Owners`."""
 
     written_at: float
     tick: int
@@ -98,8 +99,7 @@ class IndexState:
     ) -> None:
         """`seed`: the prefix secret. `block_tokens` returns the present number of tokens in a block of each pool, by the pool's name, which
         is "" if the picker has one pool. `ticks` returns the time on the index's clock, `wall` Unix time in seconds. `several`: whether the
-        picker has several pools.
-        """
+        picker has several pools."""
         self._several = several
         self._file = Snapshot(Path(folder, SNAPSHOT_OF_POOLS if several else SNAPSHOT), "the prefix index", HEADER, self._header, FAULTS)
         self._index = index
@@ -121,7 +121,7 @@ class IndexState:
         return self._file.loaded(self._load) or {}
 
     async def run(self, owners: Callable[[], Mapping[Known, int]], stopping: Callable[[], bool]) -> None:
-        """Saves a snapshot every EVERY_S, and once more when the picker begins to stop. Runs until its task is cancelled."""
+        """Saves a snapshot every EVERY_S, and once more when the picker begins to stop. It runs until its task is cancelled."""
         loop = asyncio.get_running_loop()
         due, saved_at_stop = loop.time() + EVERY_S, False
         while True:

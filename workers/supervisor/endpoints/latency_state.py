@@ -4,7 +4,8 @@
     pools/NAME/latency-model   the same for one of several pools
 
 The footer is as in `snapshot_file`, which writes and reads the file. The supervisor writes it every minute and at its end. A successor
-finds each endpoint again by its identity. No failure here ends the picker: it begins with a new model, or does not save it, and logs why.
+finds each endpoint again by its identity. No failure here ends the picker: it begins with a new model, or does not save the model, and logs
+why.
 
 The folder of a pool outlasts the pool, so a pool that comes back continues with its model. At its start, the picker keeps the folders of
 its pools and the GONE_MAX most recently written other folders, and removes the rest. Files that the picker did not write stay.
@@ -55,8 +56,7 @@ def state_folder(instance: Instance) -> str:
 
 def remove_oldest(folder: str, pools: Collection[str], places: int) -> None:
     """Removes the folders of pools that are gone, beyond GONE_MAX. `pools`: the served pools. `places`: the largest number of served
-    pools.
-    """
+    pools."""
     try:
         with os.scandir(os.path.join(folder, POOLS)) as entries:
             found = [(entry.stat().st_mtime, entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]

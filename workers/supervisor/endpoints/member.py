@@ -48,7 +48,7 @@ class Member:
         return f"{self.spec.namespace}/{self.spec.name} {shown(self.spec)[1]}"
 
     def renewing(self, now: float) -> bool:
-        """Returns whether the first scrape after a good one is under way, or not due yet. Until it ends, the values count as fresh."""
+        """Returns whether the first scrape after a good one is under way, or not due yet. Until that scrape ends, the values are fresh."""
         return not self.failures and self.target.waits(now)
 
     @property

@@ -25,9 +25,9 @@ from workers.supervisor.endpoints.http_client import Connected, Dialer, get_requ
 LOOK_S: Final = 1.0
 EVERY_S: Final = 30.0
 LONGEST_S: Final = 240.0
-AGAIN_S: Final = 2.0  # after the first failure, and twice as long after each further one, up to FAILING_S
+AGAIN_S: Final = 2.0  # the pause after the first failure; each further failure doubles it, up to FAILING_S
 FAILING_S: Final = 60.0
-SHARE: Final = 0.001  # of a server's time
+SHARE: Final = 0.001  # the share of a server's time that its answers may take
 AT_ONCE: Final = 64
 ANSWER_S: Final = 2.0
 FAILURES_TO_LOG: Final = 5
@@ -103,8 +103,7 @@ class ModelPages:
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         """`get(spec)` returns an endpoint's answer, or raises Unlisted. `publish`: called with the models of all pools when they have
-        changed. `now`: monotonic seconds.
-        """
+        changed. `now`: monotonic seconds."""
         self._get = get
         self._publish = publish
         self._report = report

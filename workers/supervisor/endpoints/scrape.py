@@ -11,12 +11,12 @@ the table once.
 - At its turn an endpoint is scraped if a page is due (`pace`). With a budget, turns pass without a page. The connection stays open until
   the next page. If the server has closed it, the next turn opens another one, without asking for a page. Where servers keep no connection
   after an answer, each turn tries whether the server still accepts one.
-- If a scrape is still under way when the next one is due, no new one starts, and the turn counts as late.
+- If a scrape is still under way when the next one is due, no new one starts, and the turn is counted as late.
 - Connections are opened in the order of the requests, at most a fixed number per tick. So many unreachable servers delay only the attempts
   to reach these servers.
 - A slow, failing or malformed answer affects no other scrape, because the scraper never blocks for a server.
-- If a page is not at its endpoint's own address and its address refuses, the scraper tries to connect to the own address. Only if the own
-  address refuses, too, the endpoint counts as refusing.
+- If a page is not at its endpoint's own address, and the page's address refuses the connection, the scraper tries to connect to the own
+  address. Only if the own address refuses, too, is the endpoint treated as refusing.
 - When an idle connection breaks, the scraper connects to the server again at once, but only once per turn. So it detects a killed server
   after two attempts, not after two intervals. If the server accepts, it may have been restarted: the scraper reads its page, if the budget
   allows. It does not read the page if another replica reads this server's pages, because servers close idle connections, and only the other
@@ -87,8 +87,8 @@ class ScrapeCounters:
 
     Each scrape ends as taken, poll error or extract error, unless its endpoint is removed before. `late` counts the turns at which a scrape
     was due while the previous one was still under way. Such a turn starts no scrape. `unread`: unreadable values of accepted pages. A cause
-    counts when it appears on an endpoint's page, not again while it lasts. `foreign`: pages that show more requests than the picker has in
-    flight at the server.
+    is counted when it appears on an endpoint's page, and not again while it lasts. `foreign`: pages that show more requests than the picker
+    has in flight at the server.
     """
 
     def __init__(self) -> None:
@@ -126,7 +126,7 @@ class Scraper:
     ) -> None:
         """`inflight(slot)` returns the number of requests in flight at a slot. `now` returns the time in seconds.
 
-        `scrapes`: if False, endpoints are added but not scraped. The sink's `sweep` runs all the same.
+        `scrapes`: if False, endpoints are added but not scraped. The sink's `sweep` runs even then.
 
         `spent` returns the CPU time of the thread in seconds. With wall time, a page that only waited for the CPU would look costly.
         """
@@ -154,7 +154,7 @@ class Scraper:
         return len(self.wheel.targets())
 
     def next_try_s(self, target: Target, now: float) -> float:
-        """Returns the time until the target's next scrape, in seconds. Includes the pause after failures."""
+        """Returns the time until the target's next scrape, in seconds. The pause after failures is included."""
         return self.wheel.next_try_s(target, self._started_at, now)
 
     def start(self) -> None:
@@ -171,7 +171,7 @@ class Scraper:
             self.remove(target)
 
     def add(self, tag: object, slot: int, address: Address, reader: Reader, server: str = "", own: Address | None = None) -> Target:
-        """Adds an endpoint. Its first scrape begins within a few ticks.
+        """Adds an endpoint. Adds an endpoint, whose first scrape begins within a few ticks.
 
         `address`: the address of its page. `server`: the name in its certificate; "" means the address. `own`: its own address; None means
         the address of the page.
@@ -229,8 +229,7 @@ class Scraper:
 
     def _dial_soon(self, target: Target) -> None:
         """Queues the endpoint for a connection at the next tick. If the queue was empty, sets the timer to one tick from now, because the
-        timer may be set to a later tick.
-        """
+        timer may be set to a later tick."""
         if not self._to_dial and self._timer is not None:
             self._timer.cancel()
             self._timer = self._loop.call_later(self.wheel.tick_s, self._tick)
@@ -277,7 +276,7 @@ class Scraper:
             self._send(target, target.connection)
 
     def _try(self, target: Target, now: float) -> None:
-        """Finds out whether the server accepts connections. Asks for no page."""
+        """Finds out whether the server accepts connections. No page is asked for."""
         self._connecting[target] = now
         target.attempt = self._knock(target.host, target.port, functools.partial(self._tried, target))
 
@@ -339,7 +338,8 @@ class Scraper:
             self._fail(target, Failure("unreachable", str(failure)), target.began, self._now())
 
     def _refused(self, target: Target, text: str) -> None:
-        """Ends the scrape as failed, because the address of the page refuses. Tries the endpoint's own address first, if it is another."""
+        """Ends the scrape as failed, because the address of the page refuses. If the endpoint's own address is another one, tries this
+        address first."""
         if target.own is None:
             self._fail(target, Failure("refused", text, refused=True), target.began, self._now())
             return

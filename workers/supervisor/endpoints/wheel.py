@@ -76,7 +76,7 @@ class Target:
         return self.began >= 0.0 or self.pace.waits(now)
 
     def read(self, page: bytes, now: float, spent: Callable[[], float]) -> Extracted:
-        """Parses a page. After a slow page, the next scrape comes later. Raises ExtractError.
+        """Parses a page. Notes that the page was read. After a slow page, the next scrape comes later. Raises ExtractError.
 
         `spent` returns the CPU time of the thread in seconds.
         """
@@ -113,8 +113,7 @@ class Target:
 
 class Wheel:
     """Says which endpoints have their turn. `tick_s`, `round_s`: the time of one tick and of all ticks of a round. `turns`: the ticks until
-    now.
-    """
+    now."""
 
     def __init__(self, interval_s: float) -> None:
         self.tick_s = min(max(interval_s / TICKS_PER_INTERVAL, TICK_S_MIN), TICK_S_MAX)
@@ -157,7 +156,7 @@ class Wheel:
         return most
 
     def next_try_s(self, target: Target, started_at: float, now: float) -> float:
-        """Returns the time until the endpoint's next scrape, in seconds. Includes the pause after failures.
+        """Returns the time until the endpoint's next scrape, in seconds. The pause after failures is included.
 
         `started_at`: the time at which the wheel started to turn.
         """

@@ -1,8 +1,8 @@
 """Checks at start that the credentials for the API server can work at all: the kubeconfig, or the pod's service account.
 
 Otherwise a wrong file would look as if the API server were away: the picker would wait for ever. The client library reads the same files
-later, after the fork, with less precise errors. Several kubeconfig files are merged as in the library: for contexts, clusters and users
-with one name, the first counts, and for `current-context` the last.
+later, after the fork, with less precise errors. Several kubeconfig files are merged as in the library: if contexts, clusters or users have
+the same name, the first one is used; for `current-context`, the last one.
 
 This module does not send requests, run exec plugins, or check expiry times, because these may be repaired while the picker runs.
 """
@@ -135,7 +135,7 @@ class _Pem(NamedTuple):
 
 
 def _pem(holder: Mappings, name: str, path: str) -> _Pem | None:
-    """Returns a certificate or key, or None. Inline data count before a file."""
+    """Returns a certificate or key, or None. Inline data take precedence over a file."""
     if data := holder.get(f"{name}-data"):
         try:
             return _Pem(f"{path}: {name}-data", base64.b64decode(str(data), validate=True))

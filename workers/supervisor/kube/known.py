@@ -1,8 +1,9 @@
 """Keeps the known objects of one resource, as of one version of the API server's history. Does no I/O.
 
 - A known object stays known until the server deletes it: no failure of any kind removes an object.
-- A list that is suddenly empty does not count at once. The known objects stay for `HOLD_S`, while deletes in the watch still count. Then
-  the resource is listed again, and the new list counts. The same holds for a first list if a predecessor knew objects (`expects`).
+- A list that is suddenly empty is not accepted at once. The known objects stay for `HOLD_S`, while deletes in the watch are still applied.
+  Then the resource is listed again, and the new list is accepted. The same applies to a first list if a predecessor knew objects
+  (`expects`).
 - An object of another namespace, kind or API version, or with an impossible name, is reported once an hour and changes nothing.
 """
 
@@ -111,7 +112,7 @@ class Known(Generic[T]):
                 found[name] = decoded
 
     def listed(self, found: dict[str, T], version: str, now: float) -> ObjectChange[T] | None:
-        """Takes over a complete list as of `version`. Returns None if nothing changed, or if the list is empty and does not count yet.
+        """Takes over a complete list as of `version`. Returns None if nothing changed, or if the list is empty and not accepted yet.
 
         Raises Unreadable for an impossible version.
         """

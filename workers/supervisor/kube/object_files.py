@@ -3,7 +3,7 @@
     files ─ parse_objects ─▶ objects ─ Folder ─▶ Found        watched by the supervisor
 
 - Reads the files `*.yaml`, `*.yml` and `*.json` of the directory, not of its subdirectories. Names that begin with a dot are skipped:
-  Kubernetes keeps its own files there in mounted directories. A list (`kind: List`, or a list of these kinds) counts as its items.
+  Kubernetes keeps its own files there in mounted directories. A list (`kind: List`, or a list of these kinds) is replaced by its items.
 - Objects have the same meaning as those of an API server (`object_kinds`). An object that is given twice in one API group is a fault. The
   namespace is ignored, because the directory is for this picker alone.
 - A picker of several pools gets the objects of each pool.

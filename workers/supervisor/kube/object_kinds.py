@@ -8,9 +8,9 @@
 - If the pool has a name, `poolRef` must equal the name and group of the pool; its kind is ignored. An object of another pool is ignored. In
   a directory, `poolRef` may also be a list of pools, and an object without `poolRef` is for all pools of the picker; the API server accepts
   no such objects.
-- If the directory and the API have an object of the same kind and name, the object of the directory counts, because the directory is for
+- If the directory and the API have an object of the same kind and name, the object of the directory is used, because the directory is for
   this picker alone, and is readable while the API server is away.
-- `creationTimestamp` gives the age of a rewrite. In files it may be missing: then the rewrite counts as older than all rewrites with a
+- `creationTimestamp` gives the age of a rewrite. In files it may be missing: then the rewrite is taken as older than all rewrites with a
   time. Among rewrites of the same age, and among rewrites without a time, the directory comes before the API. The directory is ordered by
   file names and positions in the file, the API by names.
 
@@ -165,7 +165,7 @@ def _priority(spec: Node) -> int:
 
 
 def _unknown(spec: Node, name: str) -> Iterator[str]:
-    """Yields remarks on unknown fields. No API server checks the fields of a file, so a misspelt `priority` would silently count as 0."""
+    """Yields remarks on unknown fields. No API server checks the fields of a file, so a misspelt `priority` would silently mean 0."""
     for key in sorted(spec.value.keys() - OBJECTIVE_FIELDS):
         yield f"{OBJECTIVE} '{name}': spec.{key[:128]} is not a known field and has no effect"
 
@@ -354,7 +354,7 @@ def merge(directory: Found, api: Found, once: Callable[[Remark], None]) -> Objec
 
 
 class Once:
-    """Reports each remark once, and at most REPORTED_MAX remarks. Remarks with the same key count as one remark.
+    """Reports each remark once, and at most REPORTED_MAX remarks. Remarks with the same key are one remark.
 
     The default key is the text, so the same text about two places is reported once.
     """

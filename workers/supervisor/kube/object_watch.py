@@ -3,11 +3,12 @@
     four Reflectors (two kinds, two groups) ─▶ objects of each pool ─ by_name ─▶ Found ─ changed ─▶ ObjectsWatch of the pool
 
 - An object has the same meaning as in a file (`object_kinds`): the same code reads it, as a tree of nodes.
-- Only objects whose `poolRef` equals name and group of a pool count, for this pool. Objects of other pools are ignored without a report.
-- A bad object is reported once, by the reflector that decodes it, and its last good state stays. An object that is being deleted
-  counts as gone.
+- For a pool, only those objects are used whose `poolRef` equals the name and group of the pool. Objects of other pools are ignored without
+  a report.
+- A bad object is reported once, by the reflector that decodes it, and its last good state stays. An object that is being deleted is treated
+  as gone.
 - A kind that is not installed has no objects; if it is installed later, it is followed. If both groups have an object of one name, the
-  object of the newer group counts. Other objects of the older group stay. The use of the older group is reported once per kind.
+  object of the newer group is used. Other objects of the older group stay. The use of the older group is reported once per kind.
 - `changed` gets all objects `NOTIFY_S` after a change, so that changes in this time come together. The objects are complete when every
   list has arrived or was refused by a server that answers (a missing role for one kind does not delay the others).
 - A new picker is not ready before the objects are complete, so that no request goes to a server under the wrong model name. It waits for
@@ -113,7 +114,7 @@ class KubeObjects:
     ) -> None:
         """`changed`: the function to call for each pool, with all its objects, and with whether they are complete.
 
-        `expects`: the kinds of which a predecessor knew objects. An empty list of such a kind counts only after HOLD_S.
+        `expects`: the kinds of which a predecessor knew objects. An empty list of such a kind is accepted only after HOLD_S.
         """
         self._expects = expects
         self._changed = changed
@@ -180,9 +181,8 @@ class KubeObjects:
         self._delivered = self._delivered or not unlisted
 
     def _suspicious(self) -> bool:
-        """Returns whether a kind that had objects seems to have none. If so, sets a timer: after HOLD_S, the kind counts as empty, unless
-        the server refuses to list it.
-        """
+        """Returns whether a kind that had objects seems to have none. If so, sets a timer: after HOLD_S, the empty list is accepted, unless
+        the server refuses to list the kind."""
         known = {reflector.resource.plural for reflector in self._reflectors if reflector.known}
         suspicious = any(PLURALS[kind] not in known for kind in self._expects)
         if suspicious and self._accepting is None and not self._refused():

@@ -1,7 +1,8 @@
 """For a picker that finds its pools while it runs, decides which InferencePools it serves, and in which places.
 
-An InferencePool is served if its `endpointPickerRef` names the Service of --service-name, or if --pool-name names it, and has the place of
-its port. If two InferencePools have one port, the pool that is served already stays, or else the first by name. The other pool is reported.
+An InferencePool is served if its `endpointPickerRef` names the Service of --service-name, or if --pool-name names it, and if it has the
+place of its port. If two InferencePools have one port, the pool that is served already stays, or else the first by name. The other pool is
+reported.
 
 The places have fixed ports (--pool-ports), or each place gets, and keeps, the first port that an InferencePool names and that no place has.
 The socket of such a port was created before the fork, so all processes share it: when the supervisor binds it, it listens in all present

@@ -29,8 +29,7 @@ DIGITS_END: Final = 16  # a number with so many digits cannot be a port, and is 
 
 class Pod(NamedTuple):
     """A pod. `active_ports`: the text of the annotation; None without the annotation. `node`: the IP address of its node, or "" if
-    unknown.
-    """
+    unknown."""
 
     namespace: str
     name: str

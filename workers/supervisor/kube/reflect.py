@@ -8,8 +8,8 @@
 - A watch without any event for `IDLE_S` is dropped, because a bookmark is due every minute. The server ends each watch within 10 min.
 - A watch whose events take too much of the process's time is read more slowly (`pace`).
 - Between two tries there is a bounded pause with jitter. After its first break, a watch restarts at once and nothing is reported.
-- A resource that the server does not know (its definition is not installed) has no objects, and is tried again every few seconds.
-  If its objects were known, "not found" counts only if the server lists its API groups: a load balancer may also answer "not found".
+- A resource that the server does not know (its definition is not installed) has no objects, and is tried again every few seconds. If its
+  objects were known, "not found" is believed only if the server lists its API groups, because a load balancer may also answer "not found".
 - `Known` does no I/O (`workers.supervisor.kube.known`). `Reflector` sends the requests and waits.
 """
 
@@ -121,8 +121,8 @@ class WatchPace:
     """Limits the share of the process's time that the events of one watch take.
 
     A server may send events faster than the supervisor can use them: bookmarks without end, or thousands of pods that flap. A watch that
-    has used up its share is not read for a while, so the server has to wait. It is reported when its waits add up to SLOWED_S, counted anew
-    after QUIET_S without a wait. Call `begin` before the use of each event, and `wait_s` afterwards.
+    has used up its share is not read for a while, so the server has to wait. It is reported when its waits add up to SLOWED_S; after
+    QUIET_S without a wait, the sum begins anew. Call `begin` before the use of each event, and `wait_s` afterwards.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class WatchPace:
     ) -> None:
         """`report` is called with an event and a reason.
 
-        `cpu`: CPU seconds of this thread. Time in which the machine stalls does not count.
+        `cpu`: CPU seconds of this thread. Time in which the machine stalls is not included.
         """
         self._report = report
         self._cpu = cpu
@@ -213,7 +213,7 @@ class Reflector(Generic[T]):
 
     @property
     def synced(self) -> bool:
-        """Whether at least one complete list has counted."""
+        """Returns whether at least one complete list was accepted."""
         return self._known.synced
 
     async def run(self) -> None:
@@ -288,7 +288,7 @@ class Reflector(Generic[T]):
         self._notify(self._known.listed({}, "", _now()))
 
     async def _watch(self) -> None:
-        """Watches the resource until either side ends the watch. A watch counts as working only after `STEADY_S`, not after an event."""
+        """Watches the resource until either side ends the watch. A watch is taken as working only after `STEADY_S`, not after an event."""
         began, seconds, idle_s = _now(), self._rng.uniform(*WATCH_S), IDLE_S
         if (until := self._known.empty.until) is not None:
             seconds = idle_s = max(until - began, BACK_OFF_S)

@@ -7,8 +7,8 @@
 - Verdicts are cached for a short time. Allowed and refused tokens have separate caches, so that a flood of made-up tokens does not
   evict the token of Prometheus. The caches contain tokens as keyed hashes only, and tokens are never logged.
 - The number of concurrent reviews and of reviews per second is bounded: a client that guesses tokens cannot flood the API server.
-- If a review fails, access is denied with 503 and the log says why. A failure on the picker's side (its own RBAC) is no statement about the
-  user, so it is never a 401 or 403.
+- If a review fails, access is denied with 503 and the log says why. A failure on the picker's side (its own RBAC) says nothing about the
+  user, so it is never answered with 401 or 403.
 - A malformed token (empty, too long, not ASCII) is refused without a review.
 
 `workers.supervisor.pages.connection` reads the HTTP, and `workers.supervisor.pages.access` decides which pages need a token.

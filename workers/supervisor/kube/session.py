@@ -1,4 +1,4 @@
-"""Opens an HTTP session with the credentials of a kubeconfig or of the pod. Imports the client library.
+"""Opens an HTTP session with the credentials of a kubeconfig or of the pod. This module imports the client library.
 
 kubernetes_asyncio loads the credentials: contexts, several files, tokens, client certificates, exec plugins, OIDC. It also reads a
 pod's token again every minute. `Api` loads all other credentials again when the server refuses them.

@@ -1,4 +1,4 @@
-"""One event stream: decides which messages are applied, when missed ones are asked for, and whether the endpoint's entries count.
+"""One event stream: decides which messages are applied, when missed ones are asked for, and whether the endpoint's entries are valid.
 
     connecting ─▶ replaying ─▶ whole ─▶ gap, restart or loss ─▶ replaying …
                       └─ no answer ─▶ cooling down ─▶ believed from the live messages on
@@ -9,10 +9,10 @@
   of that message tells whether the publisher is still the same.
 - The messages in a replay are accepted even if the first ones are missing, because a publisher drops old messages from its buffer. Then the
   endpoint's entries come only from the remaining messages.
-- An endpoint is *believed* while its entries count. If lost messages are not replayed, it is believed again COOL_DOWN_S after the loss,
+- An endpoint is *believed* while its entries are valid. If lost messages are not replayed, it is believed again COOL_DOWN_S after the loss,
   from the live messages alone.
 
-Pure code: it reads no clock and opens nothing. `Sink` applies messages and asks for replays. Every list is bounded.
+This is pure code: it reads no clock and opens nothing. `Sink` applies messages and asks for replays. Every list is bounded.
 """
 
 from collections import deque
@@ -60,8 +60,8 @@ class _Replay:
 class Stream:
     """Decides about the messages of one stream.
 
-    `position`: the number of the last applied message + 1; 0 before the first message. `check`: the CRC of that message. `remark`: a
-    possible error in the endpoint's entries although they count, or "".
+    `position`: the number of the last applied message + 1; 0 before the first message. `check`: the CRC of that message. `remark`: why the
+    endpoint's entries may be wrong although they are used, or "".
     """
 
     def __init__(self, sink: Sink, *, replays: bool, position: int = 0, check: int = 0, remark: str = "") -> None:
@@ -93,7 +93,7 @@ class Stream:
         return len(self._backlog)
 
     def why(self, now: float) -> str:
-        """Returns why the endpoint's entries do not count, or ""."""
+        """Returns why the endpoint's entries are not used, or ""."""
         if not self.is_open and (self._lost_at is None or now - self._lost_at > LOST_S):
             return NOT_CONNECTED if self._lost_at is None else LOST
         if self._replay is not None:
@@ -249,8 +249,7 @@ class Stream:
 
     def _may_replay(self, now: float) -> bool:
         """Returns whether a replay may begin. Counts the attempt: after many attempts within a short time, no replay may begin for a
-        while.
-        """
+        while."""
         if not self._replays or now < self._rest_until:
             return False
         if len(self._troubles) == RESTARTS_MAX and now - self._troubles[0] < COOL_DOWN_S:

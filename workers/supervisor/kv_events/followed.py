@@ -30,8 +30,7 @@ def rank_of(endpoint: Endpoint) -> int:
 
 class Followed:
     """One endpoint whose events are followed. Implements `stream.Sink`. `subscription`: None if publishers connect to a socket of the
-    picker.
-    """
+    picker."""
 
     def __init__(
         self,
@@ -45,7 +44,7 @@ class Followed:
         replay_address: str,
         kept: SavedStream | None,
     ) -> None:
-        """`topic`: the beginning of the topics that count. `kept`: the state of the endpoint from a predecessor or a snapshot, or None."""
+        """`topic`: the beginning of the topics to read. `kept`: the state of the endpoint from a predecessor or a snapshot, or None."""
         self.endpoint = endpoint
         self.subscription = subscription
         self.replay: ReplayRequest | None = None
@@ -231,8 +230,7 @@ class Followed:
 
     def _read_replay(self, replay: ReplayRequest, now: float) -> tuple[bool, bool]:
         """Reads the answers to a replay. Returns two values: whether there were answers, and whether the stream has meanwhile asked for
-        another replay, on another socket.
-        """
+        another replay, on another socket."""
         answered = False
         for answer in replay.answers():
             answered = True

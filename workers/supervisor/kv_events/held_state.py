@@ -8,7 +8,7 @@ The snapshot has the used entries of the table of links, and how far each stream
 Both parts are copied between two turns of the loop, so they show the same moment. A thread writes the copy (`snapshot_file`): every EVERY_S
 if something has changed, when the picker begins to stop, and at its end.
 
-A loaded snapshot must be confirmed. An endpoint counts as precise only after its stream has continued: either a replay begins with the last
+A loaded snapshot must be confirmed. An endpoint is precise only after its stream has continued: either a replay begins with the last
 message that was applied, or the next live message has the next number. Otherwise the endpoint's entries are dropped, as after any gap. They
 are also dropped if the endpoint does not come back within KEEP_S.
 
@@ -58,7 +58,7 @@ class SavedStream(msgspec.Struct, array_like=True, frozen=True):
 
     `owners`: the endpoint's owner ids, one per tier, then the id for speculative blocks. `position`, `check`: the last applied message
     (`shm.stream_positions`).
-    `block_tokens`: tokens per block. `group`: the group of KV caches whose blocks count; None without groups. `remark`: see `Stream`.
+    `block_tokens`: tokens per block. `group`: the group of KV caches whose blocks are used; None without groups. `remark`: see `Stream`.
     """
 
     owners: list[int]
@@ -71,8 +71,7 @@ class SavedStream(msgspec.Struct, array_like=True, frozen=True):
 
 class Trailer(msgspec.Struct, array_like=True, frozen=True):
     """The part of the file after the links. `written_at`: Unix time in seconds. `adapters`: hash words of the adapters that events have
-    named.
-    """
+    named."""
 
     written_at: float
     tiers: list[str]

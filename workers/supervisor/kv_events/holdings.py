@@ -1,7 +1,7 @@
 """Keeps track of the blocks that endpoints hold: applies their events to the index of held blocks and to the table of links.
 
 Changes of the index are collected, and `flush` writes them together, because one insert of a hundred entries costs little more than an
-insert of one. If an entry changes several times before a flush, the last change counts.
+insert of one. If an entry changes several times before a flush, only the last change is written.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +29,8 @@ _NARROW: Final = np.uint64(NARROW)
 
 
 class BlockCounts:
-    """Counts for metrics. `malformed_batches` counts messages, `malformed_events` and `stores_skipped` count events, the others blocks.
+    """Counts for metrics. `malformed_batches` counts messages, `malformed_events` and `stores_skipped` count events, and the others count
+    blocks.
 
     `removals_skipped` also counts an event of an unknown group as 1.
     """
@@ -139,7 +140,7 @@ class Holdings:
 
 
 class Holder:
-    """Applies the events of one endpoint to its blocks. `group`: the group of KV caches whose blocks count; None without groups."""
+    """Applies the events of one endpoint to its blocks. `group`: the group of KV caches whose blocks are used; None without groups."""
 
     def __init__(self, holdings: Holdings, owners: Sequence[int] = (), group: int | None = None) -> None:
         """`owners`, `group`: the values of a predecessor or a snapshot. Without `owners`, takes new owner ids."""
@@ -172,8 +173,7 @@ class Holder:
     @property
     def partly_reused(self) -> bool:
         """Whether the engine has groups of another kind than full attention, such as a window. The groups must agree on the blocks that the
-        engine reuses.
-        """
+        engine reuses."""
         return any(kind and kind not in FULL_ATTENTION for kind in self._groups.values())
 
     @property
@@ -228,7 +228,7 @@ class Holder:
         return owners
 
     def _counts_group(self, event: Stored) -> bool:
-        """Returns whether blocks of this event's group count. Only one group counts: the lowest one with full attention."""
+        """Returns whether the blocks of this event's group are used. Only one group is used: the lowest one with full attention."""
         group = event.group
         if group is None:
             return True
@@ -245,8 +245,7 @@ class Holder:
 
     def _adapter(self, event: Stored) -> str | None:
         """Returns the name of the event's adapter. Older engines give only an id: then the name comes from another event with this id.
-        Returns None if no event has named the id.
-        """
+        Returns None if no event has named the id."""
         number = event.adapter_id
         if number is None:
             return event.adapter

@@ -38,8 +38,7 @@ class Publishing:
 
     def predecessors(self) -> dict[tuple[int, int, int], SavedStream]:
         """Returns the records that a predecessor has published, by the endpoint's identity. Publishes these records again, as not
-        precise.
-        """
+        precise."""
         left = self._reader.read(STREAMS)
         if left is None or not left[1]:
             return {}
@@ -54,10 +53,7 @@ class Publishing:
         return SavedStream(owners, read.position, read.check, record.block_tokens, record.group, record.remark)
 
     def publish(self, followed: Sequence[Followed], holdings: Holdings, others: KvCounts, now: float) -> None:
-        """Writes the streams document if it has changed, and the counts every COUNTS_EVERY_S.
-
-        `others`: counts of ended streams.
-        """
+        """Writes the streams document if it has changed, and the counts every COUNTS_EVERY_S. `others`: counts of ended streams."""
         streams = StreamsRecord(_few_sizes([each.record(now) for each in followed]), sorted(holdings.known_words))
         if self._published is None or streams != self._published:
             self._published = streams
@@ -75,8 +71,7 @@ class Publishing:
 
 def _few_sizes(records: list[StreamRecord]) -> list[StreamRecord]:
     """Marks records with rare block sizes as not followed. The SIZES_MAX most frequent sizes stay. Each size costs every request a chain of
-    keys.
-    """
+    keys."""
     frequent = Counter(record.block_tokens for record in records if record.followed).most_common()
     if len(frequent) <= SIZES_MAX:
         return records

@@ -1,8 +1,8 @@
 """ZeroMQ sockets for one event stream: the subscription, its monitor, and the socket that asks for missed messages.
 
 A subscription pings its publisher, and the kernel ends a connection on which a ping is not acknowledged. So a connection that is cut
-silently counts as lost in less than a second. ZeroMQ itself must not wait for answers to its pings (HEARTBEAT_TIMEOUT is 0). It reads no
-answers while a socket is full. With a time-out, it would then drop the connection of a healthy publisher, and abort the process when the
+silently is known to be lost in less than a second. ZeroMQ itself must not wait for answers to its pings (HEARTBEAT_TIMEOUT is 0). It reads
+no answers while a socket is full. With a time-out, it would then drop the connection of a healthy publisher, and abort the process when the
 socket is read again (https://github.com/zeromq/libzmq/issues/3937).
 
 A message above FRAME_BYTES_MAX ends the connection. ZeroMQ takes the sender for a peer that breaks the protocol, and never connects to this
@@ -96,8 +96,7 @@ class Subscription:
 
     def messages(self) -> Iterator[tuple[bytes, int, bytes]]:
         """Yields topic, number and payload of each message that has arrived. The number is -1 if the message does not have the frames of an
-        event message.
-        """
+        event message."""
         for frames in received(self.socket):
             number = sequence_of(frames[1]) if len(frames) == 3 else None
             yield (frames[0], -1, b"") if number is None else (frames[0], number, frames[2])
@@ -127,8 +126,7 @@ class ReplayRequest:
 
     def answers(self) -> Iterator[tuple[bytes, int, bytes] | None]:
         """Yields topic, number and payload of each repeated message, and None at the end. The topic is empty for older engines, which send
-        none.
-        """
+        none."""
         for frames in received(self.socket):
             if len(frames) < 2:
                 continue

@@ -7,9 +7,9 @@
                           and others as flags allow
 
 A client on the loopback interface has the address 127.0.0.1 or ::1 and asks for such an address or for localhost. Other loopback addresses
-count as remote: a service mesh shows all its clients as 127.0.0.6. So do other names: a web page can point its own DNS name to 127.0.0.1
-and so make a browser send requests to this port (DNS rebinding). In Kubernetes, a sidecar may show clients as 127.0.0.1, too, so the
-loopback address proves nothing, unless `--debug-port-forward` is set.
+are treated as remote, because a service mesh shows all its clients as 127.0.0.6. So are other names, because a web page can point its own
+DNS name to 127.0.0.1 and so make a browser send requests to this port (DNS rebinding). In Kubernetes, a sidecar may show clients as
+127.0.0.1, too, so the loopback address proves nothing, unless `--debug-port-forward` is set.
 
 This module does not review tokens of Kubernetes (`workers.supervisor.kube.review` does).
 """

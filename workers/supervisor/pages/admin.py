@@ -131,7 +131,7 @@ class AdminServer:
     def joined(self, connection: Connection) -> None:
         """Counts a connection as open: its handshake is complete."""
         if self._handshakes.pop(connection, None) is None:
-            connection.abort()  # it lost its place to another connection during the handshake
+            connection.abort()  # this connection lost its place to another one during the handshake
         else:
             self.connections.add(connection)
         self._connect_next()

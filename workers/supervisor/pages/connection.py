@@ -166,7 +166,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def write(self, data: bytes) -> None:
         """Sends a piece of a page, the first one together with the head."""
-        if self._transport.is_closing():  # it knows that the client is gone before `connection_lost` is called
+        if self._transport.is_closing():  # the transport knows that the client is gone before it calls `connection_lost`
             return
         self._transport.write(self._begin_page() + (self._state.send(h11.Data(data=data)) or b""))
 

@@ -124,7 +124,7 @@ class SeriesText:
         self._group = group
         self._schema = reader.schema
         self._legacy = legacy
-        self._version = 0  # of the totals to which the rows belong
+        self._version = 0  # the version of the totals to which the rows belong
         self._rows: dict[tuple[str, ...], Rows] = {}
         self.totals, self.reading = reader.totals, reader.reading
 

@@ -74,7 +74,7 @@ def _token(authorization: str) -> Token:
 
 
 def _takes_gzip(accept_encoding: str) -> bool:
-    """Returns whether an Accept-Encoding field names gzip without a weight of zero. The wildcard `*` does not count."""
+    """Returns whether an Accept-Encoding field names gzip without a weight of zero. The wildcard `*` is ignored."""
     for coding in accept_encoding.lower().split(","):
         name, _, weight = coding.partition(";")
         if name.strip() == "gzip":

@@ -142,7 +142,7 @@ class RoundRobinSender:
         self._admit()
 
     def close(self) -> None:
-        """Removes all deliveries. The caller closes their connections."""
+        """Removes all deliveries. Stops sending; the caller closes the connections."""
         self._waiting.clear()
         self._ready.clear()
         self._under_way.clear()
@@ -173,8 +173,7 @@ class RoundRobinSender:
 
     def _make_room(self) -> None:
         """Breaks off the page of the reader that has taken no bytes for longest, at least for SLOW_S. Without such a page, breaks off the
-        oldest page after FAIR_S.
-        """
+        oldest page after FAIR_S."""
         self._timer = None
         now = self._loop.time()
         slow = [(since, each) for each in self._pages() if (since := each.full_since) is not None]

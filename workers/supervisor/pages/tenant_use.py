@@ -1,7 +1,7 @@
 """Sums up the use of each tenant in the last hour and the last day, and makes the page `/debug/tenants`.
 
 Once a minute, the use of each tenant since the last minute goes into a bucket. There are 60 buckets of a minute and 24 of an hour. The sums
-begin with the supervisor. A bucket has at most TENANTS_MAX tenants; the use of further tenants counts as `other`.
+begin with the supervisor. A bucket has at most TENANTS_MAX tenants; the use of further tenants is added to `other`.
 """
 
 from collections import Counter, deque
@@ -66,7 +66,7 @@ class TenantUse:
         return PageAnswer(msgspec.json.encode({"known_s": known_s, "tenants": self.tenants()}) + b"\n", JSON)
 
     def _new(self, now: Used) -> Used:
-        """Returns the use since the last bucket. A tenant with a series that was given away begins anew."""
+        """Returns the use since the last bucket. A tenant whose series was given away begins anew."""
         found = {}
         for tenant, figures in now.items():
             before = self._last.get(tenant, NOTHING)

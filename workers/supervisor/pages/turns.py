@@ -81,8 +81,7 @@ class HostQueues(Generic[T]):
 
     def take(self, host: str | None = None) -> tuple[str, T]:
         """Removes and returns the first item of a host, with the host. `host`: None means the next host in turn; a host that is named keeps
-        its place in the turns. There must be an item.
-        """
+        its place in the turns. There must be an item."""
         turn = next(iter(self._hosts)) if host is None else host
         queue = self._hosts[turn]
         one = queue.popleft()
@@ -240,7 +239,7 @@ class Listener:
         self._loop.add_reader(self._listening.fileno(), self._readable)
 
     def close(self) -> None:
-        """Accepts no more. The socket stays open for the caller."""
+        """Accepts no more. Stops accepting; the socket stays open for the caller."""
         if self._timer is not None:
             self._timer.cancel()
         else:

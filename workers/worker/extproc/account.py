@@ -1,4 +1,4 @@
-"""Carries scraped loads forward from one page to the next: the load of the page, plus requests sent, minus requests ended.
+"""Estimates loads between two pages: the load of the last page, plus requests sent, minus requests ended.
 
     page                  running, waiting, KV usage, and the requests in flight when it was asked for
     total now             running + waiting + in flight now - in flight then

@@ -1,12 +1,12 @@
 """Counts requests and failed answers by endpoint and kind of request, so that the supervisor can compare endpoints.
 
 A kind is a pool, a model, a path and a flow. A kind gets one of this worker's places when one of its answers fails. It keeps the place
-until no answer has failed for IDLE_S and another kind needs the place. While all places are taken, all further kinds count as one kind.
-`workers.shared.outliers` says what the counts are for. Without evidence of failures, requests cost nothing: the counting begins when the
-supervisor watches.
+until no answer has failed for IDLE_S and another kind needs the place. While all places are taken, all further kinds are counted as one
+kind. `workers.shared.outliers` says what the counts are for. Without evidence of failures, requests cost nothing: the counting begins when
+the supervisor watches.
 
 A client that repeats a request which no server can serve, always at the same server, would make that server look faulty. So a failed answer
-to a request that the endpoint has failed before does not count, unless the same request has succeeded meanwhile, anywhere.
+to a request that the endpoint has failed before is not counted, unless the same request has succeeded meanwhile, anywhere.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,8 +29,7 @@ KIND_MASK: Final = (1 << 63) - 1
 
 class AnswerCounts:
     """Writes the counts of one worker. `watched`: one word, which is 0 while the supervisor has no evidence, so that requests need not be
-    counted.
-    """
+    counted."""
 
     def __init__(self, writer: AnswersWriter, now: Callable[[], float]) -> None:
         """`now`: returns the time in monotonic seconds."""
@@ -60,8 +59,7 @@ class AnswerCounts:
 
     def failed(self, request: Request, slots: Sequence[int], outcome: int, fingerprint: int, counted: int, pool: int = 0) -> None:
         """Counts a failed answer. `outcome`: an index of OUTCOMES. `counted`: the result of `sent`, or NOT_COUNTED if `sent` was not
-        called.
-        """
+        called."""
         place = self._place(kind_of(request, pool))
         for slot in slots:
             if counted < BY_KIND:

@@ -5,11 +5,11 @@
 The counts of all workers and replicas are in shared memory (`shm.budgets`). A worker reads the counts of the others at most every LOOK_S,
 so that a flood of one tenant costs little.
 
-- A prompt counts by the bytes of its body, times the tenant's average of counted prompt tokens per byte. When the server reports tokens,
-  the difference is corrected.
-- A streamed answer counts one token per piece, up to the requested number, until the server reports the tokens.
+- The tokens of a prompt are estimated as the bytes of its body, times the tenant's average of tokens per byte. When the server reports
+  tokens, the difference is corrected.
+- While an answer streams, each piece is counted as one token, up to the requested number, until the server reports the tokens.
 - A request without an endpoint, or with a failed answer, uses no tokens.
-- A request that waits behind all others, because its tenant's budget is used up, does not count: it takes only capacity that no other
+- A request that waits behind all others, because its tenant's budget is used up, is not counted: it takes only capacity that no other
   request wants.
 """
 
@@ -105,7 +105,7 @@ class TenantAccount:
 
 
 class Charge:
-    """The use of its tenant's budget by one request so far. `exchange`: its answer; None before it has an endpoint.
+    """What one request has used of its tenant's budget so far. `exchange`: its answer; None before it has an endpoint.
 
     `free`: whether the request takes only capacity that no other request wants.
     """
@@ -156,7 +156,7 @@ class Charge:
         self._correction = prompt - self._prompt + answer - self._answer
 
     def end(self, now: float) -> None:
-        """Corrects the counts, and counts the request as no longer in flight. A request without an endpoint has used nothing."""
+        """Corrects the counts, and takes the request out of the requests in flight. A request without an endpoint has used nothing."""
         self._budgets.ended(self)
         account = self._account
         account.open -= 1
@@ -171,8 +171,7 @@ class Budgets:
 
     def __init__(self, row: BudgetRow, seed: int, pool: str = "") -> None:
         """`row`: the row of this worker. `seed`: the 64-bit seed of prefix hashes. `pool`: the name of the pool, or "" for the only
-        pool.
-        """
+        pool."""
         self._row = row
         self._seed = seed
         self._pool = pool
@@ -217,8 +216,7 @@ class Budgets:
 
 def key_of(tenant: str, seed: int, pool: str = "") -> int:
     """Returns the number that names a pool's tenant in shared memory and to other replicas. Without the seed, the number does not reveal
-    the name.
-    """
+    the name."""
     named = hashlib.blake2b(pool.encode(), digest_size=16).digest() if pool else bytes(4)
     key = seed.to_bytes(8, "little") + named
     digest = hashlib.blake2b(tenant.encode("utf-8", "surrogatepass"), digest_size=8, key=key, person=PURPOSE).digest()

@@ -118,7 +118,7 @@ class _Unary:
 def read_service(request: bytes) -> str:
     """Returns the service that a HealthCheckRequest names: its string field 1, or "" without this field.
 
-    If the field occurs several times, the last one counts. Other fields are skipped. Raises ValueError if the message is malformed.
+    If the field occurs several times, the last one is used. Other fields are skipped. Raises ValueError if the message is malformed.
     """
     if len(request) > SERVICE_BYTES_MAX:
         raise ValueError(f"a health check has at most {SERVICE_BYTES_MAX} bytes")

@@ -146,8 +146,7 @@ class SharedPool:
 
     def reloaded(self, candidates: Candidates) -> Candidates:
         """Returns the same candidates with the current load, because a request that has waited must see the requests that were routed
-        meanwhile.
-        """
+        meanwhile."""
         slots = candidates.snapshot.endpoint_list.slots
         return self._loaded(candidates.snapshot, 0, int(slots.max()) + 1, slots, candidates.rows)
 
@@ -277,7 +276,7 @@ class SharedPool:
         self._reported = [(name, index, None if mask.all() else mask) for name, index, mask in masks]
 
     def _reject(self, flags: Any) -> None:
-        """Counts ejected endpoints as down, except those on trial to which this worker may send a request."""
+        """Treats ejected endpoints as down, except those on trial to which this worker may send a request."""
         ejected: Mask = (flags & np.uint64(EJECTED)) != 0
         self.trials.clear()
         if not ejected.any():

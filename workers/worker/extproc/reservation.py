@@ -28,7 +28,7 @@ class Reservation:
         self._app = app
         self._request = request
         self._fingerprint = fingerprint
-        self._counted = NOT_COUNTED  # for the comparison of endpoints
+        self._counted = NOT_COUNTED  # how the request is counted in the comparison of endpoints
         self._failed = False  # whether its answer was counted as failed
         self._slot = NOWHERE
         self.secondary: tuple[int, ...] = ()

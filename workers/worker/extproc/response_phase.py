@@ -341,10 +341,7 @@ class ResponsePhase:
 
 
 def _served_by(gateway: Mapping[str, object] | None, decision: Decision, reservation: Reservation | None) -> Mapping[str, object] | None:
-    """Moves the reservation if the gateway names another endpoint that serves the request.
-
-    Returns `gateway`, the gateway's metadata.
-    """
+    """Moves the reservation if the gateway names another endpoint that serves the request. Returns `gateway`, the gateway's metadata."""
     address = gateway.get(SERVED) if gateway is not None else None
     if not isinstance(address, str) or address == decision.targets[0].address:
         return gateway

@@ -117,8 +117,7 @@ class ExtProcStream(Shell):
 
     def half_closed(self) -> None:
         """Handles the end of the gateway's messages. If the request is complete, the gateway may still wait for the answer, as NGINX
-        Gateway Fabric does.
-        """
+        Gateway Fabric does."""
         if self.state == DECIDING:
             self.half = True
         elif self.state != ENDED:
@@ -177,8 +176,8 @@ class ExtProcStream(Shell):
     def unfinished(self) -> int:
         """Returns how many bytes the request holds if it is incomplete, or waits with a long body; otherwise -1.
 
-        With several pools, waiting requests with short bodies count, too, because otherwise a pool could hold any number of bytes in short
-        bodies.
+        With several pools, waiting requests with short bodies are included, too, because otherwise a pool could hold any number of bytes in
+        short bodies.
         """
         least = LONG_BODY if self.app.turns is None else 0
         if self.state == DECIDING and self.request_phase.kept > least:
@@ -187,8 +186,7 @@ class ExtProcStream(Shell):
 
     def origin(self) -> str:
         """Returns the request's id and its client, as the gateway gives them, the address of the gateway, and the pool if there are
-        several, for the log.
-        """
+        several, for the log."""
         name = self.pool_name
         return f"{self.request_phase.origin()}, from {self.transport.peer() or 'unknown'}{f', pool {name}' if name else ''}"
 

@@ -42,8 +42,7 @@ class Tryout:
         self, app: App, share: Share, *, seed: int, figures: TryoutFigures, later: Callable[[Coroutine[Any, Any, None]], object]
     ) -> None:
         """`seed`: a number that is the same in all workers, so that all choose the same requests. `later` runs a coroutine in the event
-        loop.
-        """
+        loop."""
         self.app = app
         self.figures = figures
         self._share = share
@@ -130,8 +129,7 @@ def without_effects(pipeline: Pipeline) -> Pipeline:
 
 def same(real: Decision, candidate: Decision) -> bool:
     """Returns whether the candidate chose the same endpoint, or gives the endpoint of the real decision the same score as its own
-    choice.
-    """
+    choice."""
     if real.targets[0].address == candidate.targets[0].address:
         return True
     run, other = real.runs.get(real.primary), candidate.runs.get(candidate.primary)
@@ -218,7 +216,7 @@ class TriedStream(ExtProcStream):
         super().finish()
 
     def _count(self, tryout: Tryout) -> None:
-        """Counts the result of the request at its end. Errors of the gateway count for neither configuration."""
+        """Counts the result of the request at its end. Errors of the gateway are counted for neither configuration."""
         answer = self.response_phase
         exchange = answer.exchange if answer is not None else None
         if exchange is not None:

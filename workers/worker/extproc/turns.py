@@ -5,7 +5,7 @@
     a pool    decisions of one of several pools, one in each turn, so that a flood on one pool leaves time for the others
 
 A part may add its continuation, which runs behind the other parts. A stream has one waiting part at most, so the limit of streams bounds
-the parts. Their bodies count as held (`workers.worker.extproc.request_phase`).
+the parts. Their bodies are counted as held (`workers.worker.extproc.request_phase`).
 """
 
 from collections import deque
@@ -33,8 +33,7 @@ class Turns:
 
     def takes(self, now: float) -> bool:
         """Returns whether work may begin at once, and notes that it begins. Work may begin at once if no part waits, and if no work has
-        begun at once for GAP_S.
-        """
+        begun at once for GAP_S."""
         if self._waiting or now - self._begun_at < GAP_S:
             return False
         self._begun_at = now

@@ -1,7 +1,7 @@
 """Counts requests in flow control by their labels, in this worker's series.
 
-A request that does not wait costs one look-up, because `Cells` caches the positions of its counters. A request that waits
-counts under its own labels, even if it waits in the queue of another flow.
+A request that does not wait costs one look-up, because `Cells` caches the positions of its counters. A request that waits is counted under
+its own labels, even if it waits in the queue of another flow.
 """
 
 from typing import Final, NamedTuple
@@ -100,8 +100,7 @@ class FlowMetrics:
 
     def _new_cells(self, request: Request) -> Cells:
         """Returns the cells of a request if they are not in the cache under its names. Caches the cells under the names that count the
-        request.
-        """
+        request."""
         caps = self._caps
         fairness_id, model = caps.fairness_id(request.fairness_id), caps.model(request.model)
         key = (fairness_id, request.priority, model, caps.model(request.target_model))

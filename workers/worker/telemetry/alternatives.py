@@ -2,8 +2,8 @@
 
 A shadow profile agrees if it picks the same endpoint as the primary profile, or if it gives that endpoint the same total as its own pick.
 In the second case, only the random choice among equals differed. Without this rule, two equal profiles over an idle pool of n endpoints
-would agree only once in n requests. A shadow profile without a remaining candidate counts as different. This module does not count failed
-runs (`shadow_failures_total` counts them). It never changes the request.
+would agree only once in n requests. A shadow profile without a remaining candidate is counted as different. This module does not count
+failed runs (`shadow_failures_total` counts them). It never changes the request.
 """
 
 from math import isnan

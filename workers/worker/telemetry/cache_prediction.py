@@ -3,7 +3,7 @@
     worker      `Comparison.answered` at the end of each answer with usage: adds to counters in the worker's series
     supervisor  `PredictionWatch.look` every few seconds: sums over all workers, and the KV cache usage -> warnings
 
-Some servers omit a figure of 0 (vLLM does). So after an endpoint has reported cached tokens once, a missing figure counts as 0. For an
+Some servers omit a figure of 0 (vLLM does). So after an endpoint has reported cached tokens once, a missing figure is taken as 0. For an
 endpoint that has never reported cached tokens, the picker only counts the answers, and warns if it predicted many hits for them. Both
 classes are used only if a prefix producer is configured.
 """
@@ -52,7 +52,7 @@ def match_name(wiring: Wiring) -> str:
 
 
 class Comparison:
-    """Counts predicted and reported tokens in one worker. Hot: runs once per answer.
+    """Counts predicted and reported tokens in one worker. This runs once per answer, so it must be fast.
 
     `beyond(owner, tokens)`: called with the reported tokens if, according to its metrics, the endpoint has no room for so many.
     """
@@ -110,8 +110,7 @@ class Comparison:
 
     def _tell(self, owner: int, tokens: int, now: float) -> None:
         """Calls `beyond` for more tokens than before, and once per TELL_AGAIN_S also for fewer, because the index may have another
-        writer.
-        """
+        writer."""
         before, at = self._told.get(owner, (0, 0.0))
         if tokens <= before and now - at < TELL_AGAIN_S:
             return

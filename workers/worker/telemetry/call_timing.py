@@ -115,8 +115,7 @@ class CallTimers:
         cpu: Callable[[], float] = time.thread_time,
     ) -> None:
         """`on_blocking` gets the plugin, the extension point and the CPU seconds of a call that kept the event loop busy for more than
-        BLOCKING_S. `cpu`: CPU seconds of this thread.
-        """
+        BLOCKING_S. `cpu`: CPU seconds of this thread."""
         self._area = area
         self._timers = timers
         self._now = now
@@ -177,7 +176,7 @@ class CallTimers:
         return self._now() - self._stored_at - (self._cpu() - self._cpu_at)
 
     def _producer(self, call: C, keep: Callable[[float], None], plugin: Plugin) -> C:
-        """Times a producer. If the producer waits, the time of waiting counts, too."""
+        """Times a producer. If the producer waits, the time of waiting is included."""
         now = self._now
 
         def timed(*args: Any) -> Any:

@@ -208,7 +208,7 @@ class Exchange:
         return self._ttft
 
     def chunk(self, size: int) -> None:
-        """Counts a piece of the answer's body that is not empty. Hot: runs once per streamed chunk."""
+        """Counts a piece of the answer's body that is not empty. This runs once per streamed chunk, so it must be fast."""
         self.size += size
         self.pieces += 1
         now = self._metrics.clock.now

@@ -7,7 +7,7 @@ remembers the beginnings of 1, 2, 4, ... KiB, each with the last two salts of it
     ignored   the server reports a cached prompt with beginnings that came with another salt, but never with its own
 
 `lost` is an upper bound, because a server may have dropped the beginning. A single `ignored` proves little: after a restart, the picker
-does not know what servers have cached under the tenant's own salt. So no answer counts as ignored in the first SETTLED_S of a worker.
+does not know what servers have cached under the tenant's own salt. So no answer is counted as ignored in the first SETTLED_S of a worker.
 """
 
 from collections import OrderedDict

@@ -125,7 +125,7 @@ class Tracer:
     def begin(self, headers: codec.Headers, gateway: GatewayContext | None = None) -> "Trace | None":
         """Begins the trace of a request with these headers. Returns None if the request is not sampled.
 
-        `gateway`: the trace context of the gateway; None without one. This context counts only if the headers have no parent.
+        `gateway`: the trace context of the gateway; None without one. This context is used only if the headers have no parent.
         """
         parent = None
         if headers.mentions(MENTION):
@@ -146,8 +146,7 @@ class Tracer:
 
 class Trace:
     """The spans of one request. The stream calls `deciding`, then `routed` or `failed`, and `end` once. Wrapped calls use the other
-    methods.
-    """
+    methods."""
 
     __slots__ = (
         "_between", "_gateway", "_kept", "_offset", "_open", "_profile", "_ready", "_tracer", "about", "trace_id",
@@ -312,8 +311,7 @@ def static_scorers(wired: WiredProfile) -> list[str]:
 
 class TracedCalls:
     """A `Wrap` for the pipeline of traced requests. It applies another `Wrap`, `inner`, to all calls. Then it adds spans to the calls of
-    profile handlers, filters, scorers and pickers.
-    """
+    profile handlers, filters, scorers and pickers."""
 
     def __init__(self, inner: Wrap) -> None:
         self._inner = inner

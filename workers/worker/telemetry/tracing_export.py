@@ -121,7 +121,7 @@ class _Lines:
         self.write = lines.msg
 
     def flush(self) -> None:
-        """Does nothing: nothing is buffered."""
+        """Does nothing, because nothing is buffered."""
 
 
 class _LogHandler(logging.Handler):

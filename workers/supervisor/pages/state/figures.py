@@ -1,8 +1,8 @@
 """Computes figures from a look at shared memory and the look before it. Does no I/O.
 
 Rates and quantiles describe the time between two looks, so they are unknown (None) after the first look. Counters never fall while an
-instance lives. Quantiles are interpolated linearly between the bounds of their bucket, as dashboards do. A quantile beyond the last
-bound counts as that bound.
+instance lives. Quantiles are interpolated linearly between the bounds of their bucket, as dashboards do. A quantile beyond the last bound
+is given as that bound.
 
 `Figures` is also the JSON document of `epp top --json`: its keys never change, but new keys may be added.
 """
@@ -89,8 +89,7 @@ class Requests(msgspec.Struct, frozen=True, kw_only=True):
 
 class Supervisor(msgspec.Struct, frozen=True, kw_only=True):
     """The supervisor. `heartbeat_age_s` is None before the first heartbeat. `replicas_needed`, `headroom`: the scaling signal, or None if
-    not known.
-    """
+    not known."""
 
     serving: bool
     heartbeat_age_s: float | None
@@ -182,8 +181,7 @@ def figures(instance: Instance, look: Look, before: Look | None) -> Figures:
 
 def only(figures: Figures, pool: str) -> Figures:
     """Returns the figures with the pools, endpoints, bands and flows of one pool. The figures of workers and requests still cover all
-    pools.
-    """
+    pools."""
     return msgspec.structs.replace(
         figures,
         pools=[each for each in figures.pools if each.name == pool],
@@ -383,8 +381,7 @@ def _endpoints(look: Look, before: Look | None, elapsed: float | None) -> Genera
 
 def _without_tokens(look: Look, before: Look | None, decided: int) -> str:
     """Returns why most of the decisions since the look before had no tokens; without such decisions, most of the decisions since the
-    start.
-    """
+    start."""
     then = counts_of(before.counters, WITHOUT_TOKENS) if before is not None and decided else {}
     new = Counter[str]()
     for labels, count in counts_of(look.counters, WITHOUT_TOKENS).items():

@@ -1,4 +1,4 @@
-"""Finds faults in a state, with evidence and fix. Pure: the same rules serve the page and commands.
+"""Finds faults in a state, with evidence and fix. This is pure code: the same rules serve the page and commands.
 
 A rule is a function from the state to findings. Their order is the order of the page: errors first.
 """

@@ -63,7 +63,7 @@ class Frames:
     ) -> None:
         """`further(counters)`: returns the data that are not in the source's figures, for the counters of a look.
 
-        `now`: monotonic seconds. `wall`: since the epoch.
+        `now`: monotonic seconds. `wall`: returns the time in seconds since the epoch.
         """
         self._source = source
         self._further = further

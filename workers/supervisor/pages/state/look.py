@@ -117,8 +117,7 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
 class PoolLook(msgspec.Struct, frozen=True, kw_only=True):
     """One of several pools. `routed`: requests that got an endpoint since the start. `failed`: requests that failed, in the picker or at a
     model server. `queued`: requests that wait in flow control. `first_token`: times to the first token, per bucket. `configuration`: None
-    before the first configuration.
-    """
+    before the first configuration."""
 
     name: str
     routed: int = 0
@@ -149,8 +148,7 @@ class OutcomeLook(msgspec.Struct, frozen=True, kw_only=True):
 
 class BandLook(msgspec.Struct, frozen=True, kw_only=True):
     """The waiting requests of one band of flow control over all workers. `oldest_age_s` is None without waiting requests, and if the picker
-    has several pools. `pool`: None if the picker has one pool.
-    """
+    has several pools. `pool`: None if the picker has one pool."""
 
     priority: int
     requests: int
@@ -160,7 +158,7 @@ class BandLook(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Others(msgspec.Struct, frozen=True, kw_only=True):
-    """The requests of other replicas in flight and in queues. `age_s`: the age of these figures; above a second they do not count."""
+    """The requests of other replicas in flight and in queues. `age_s`: the age of these figures; above a second they are ignored."""
 
     replicas: int
     requests: int
@@ -247,5 +245,5 @@ def quantile(q: float, bounds: Sequence[float], counts: Sequence[int]) -> float 
 
 
 def quantile_since(q: float, bounds: Sequence[float], counts: Sequence[int], before: Sequence[int]) -> float | None:
-    """Returns the quantile of the values counted since `before`. A count that has fallen since then counts as 0."""
+    """Returns the quantile of the values counted since `before`. If a count has fallen since then, its difference is 0."""
     return quantile(q, bounds, [max(0, now - then) for now, then in zip(counts, before, strict=True)])

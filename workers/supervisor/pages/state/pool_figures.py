@@ -54,7 +54,7 @@ def counts_by_pool(
     figures: SeriesReader | None,
     predictions: SeriesReader | None,
 ) -> PoolCounts:
-    """Returns the counts of the pools with these names. Series that the picker does not have count nothing."""
+    """Returns the counts of the pools with these names. For series that the picker does not have, all counts are 0."""
     routed = failed = first_token = np.zeros((len(names), 1), np.int64)
     compared = np.zeros((len(names), len(COMPARED)), np.int64)
     if attempts is not None:
@@ -103,8 +103,7 @@ class PoolFigures(msgspec.Struct, frozen=True, kw_only=True):
     """One of several pools. `fresh`: its endpoints with fresh metrics. `waiting`: requests that wait at its servers; `queued`: in flow
     control. `requests_per_s`: requests that got an endpoint. `errors_per_s`: requests that failed, in the picker or at a server.
     `first_token_p50_s`, `first_token_p95_s`: quantiles of the time from a request to the first piece of its answer. `configuration`: None
-    if it has none yet.
-    """
+    if it has none yet."""
 
     name: str
     endpoints: int

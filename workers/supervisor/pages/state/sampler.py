@@ -142,7 +142,7 @@ class PoolSampler:
         }
 
     def _of_endpoints(self, cells: Floats, pools: int) -> dict[str, Floats]:
-        """Returns the sums over the endpoints of each pool, and the mean of their KV caches in use. Unknown figures count as 0."""
+        """Returns the sums over the endpoints of each pool, and the mean of their KV caches in use. Unknown figures are added as 0."""
         slots, numbers = self._source.slots_of_pools()
         known = slots < len(cells)
         slots, numbers = slots[known], numbers[known]

@@ -16,7 +16,7 @@ FLOWS_MAX: Final = 100  # the flows with the longest queues that a look has
 
 
 class Served:
-    """Sums series over all workers. A group that the picker does not have counts nothing."""
+    """Sums series over all workers. For a group that the picker does not have, all counts are 0."""
 
     def __init__(self, series: Callable[[str], SeriesReader | None], *, several: bool) -> None:
         """`series`: returns the reader of the series with this name, or None. `several`: whether the picker has several pools."""
@@ -64,8 +64,7 @@ class Served:
 
     def bands(self) -> Sequence[BandLook]:
         """Returns the bands with waiting requests of several pools, by pool and priority, because only workers know the places of these
-        bands.
-        """
+        bands."""
         waiting = self._waiting(lambda _, priority, pool: (pool, priority))
         return [
             BandLook(priority=priority, requests=requests, bytes=size, oldest_age_s=None, pool=pool)
@@ -123,7 +122,7 @@ def _summed(series: SeriesReader, *places: int) -> Sequence[int]:
 
 
 def _whole(priority: str) -> int:
-    """Returns a priority as a number. Label sets that found no room count as `other`; they show as priority 0."""
+    """Returns a priority as a number. Label sets that found no room are counted as `other`, and are shown with priority 0."""
     try:
         return int(priority)
     except ValueError:
