@@ -5,7 +5,7 @@ builds it from shared memory. `Candidates` is a snapshot, reduced to some rows, 
 
 This module alone decides which value a candidate without a fresh value gets (the value is then *settled*):
 - A stale candidate, whose last good scrape is too old, keeps its own value at first. With age, the value fades into the worst value of the
-  fresh candidates. WAITING fades into the value of a candidate that was never scraped: the mean, plus all requests in flight.
+  fresh candidates. But WAITING fades into what a candidate that was never scraped gets: the mean, plus all requests in flight.
 - A candidate that was never scraped gets the mean of the fresh candidates.
 - A candidate that was scraped, but whose engine does not report the column, gets the column's `absent`; if that is None, the mean of
   the fresh candidates.
@@ -118,7 +118,7 @@ class Snapshot:
     `ejected`: bool, the endpoints that get no requests because earlier requests failed; None if no endpoint is ejected.
     `failing`: float64, which share of its requests each endpoint fails, beyond the share of the others; None if no endpoint does
     (`epp.endpoints.failing`).
-    `weights`: float64, from 0 to 1, how much each stale value still counts (`weights_by_age`); None if stale values do not count.
+    `weights`: float64, from 0 to 1, the weight that each stale value still has (`weights_by_age`); None if stale values have no weight.
     `blocks`: what `epp.endpoints.server_blocks` keeps.
     """
 
@@ -173,7 +173,7 @@ class Snapshot:
         self.weights = age.weights
         self.ejected = ejected
         self.failing = failing
-        # The more a scrape has faded, the more of the requests in flight count as sent since that scrape.
+        # The older a scrape is, the more of the requests in flight are assumed to be sent since that scrape.
         self.inflight_at_scrape = inflight_at_scrape if self.all_fresh else inflight_at_scrape * np.where(fresh, 1.0, self._faded())
         self.cache: dict[str, Floats] = {}
         self.totals: dict[str, Scores] = {}  # profile name -> weighted sum of its static scorers, for all endpoints
@@ -213,7 +213,7 @@ class Snapshot:
 
 
 def weights_by_age(ages: Floats, limit_s: float) -> Floats:
-    """Returns how much values of these ages count: 1 up to `limit_s`, then falling to 0 over the next FADE_LIMITS * `limit_s` seconds."""
+    """Returns the weights of values of these ages: 1 up to `limit_s`, then falling to 0 over the next FADE_LIMITS * `limit_s` seconds."""
     faded: Floats = 1.0 - (ages - limit_s) / (FADE_LIMITS * limit_s)
     return np.clip(faded, 0.0, 1.0, out=faded)
 
@@ -222,7 +222,7 @@ def _settle(values: Floats, fresh: Mask, known: Mask, weights: Floats | None, in
     """Fills the gaps of one column.
 
     `into`: the value into which stale values fade: the "mean", the highest ("high") or the lowest ("low") of the fresh values.
-    `weights`: how much each stale value still counts, from 0 to 1; None if stale values do not count.
+    `weights`: the weight that each stale value still has, from 0 to 1; None if stale values have no weight.
     """
     reported = ~np.isnan(values)
     good = fresh & reported
@@ -286,7 +286,7 @@ class Candidates:
         return self.snapshot.settled(column, self.rows)
 
     def _waiting(self) -> Floats:
-        """Returns the scraped waiting requests plus the requests sent since that scrape, so that a burst between two scrapes counts.
+        """Returns the scraped waiting requests plus the requests sent since that scrape, to include a burst between two scrapes.
 
         With `s` scraped, `then` in flight at the scrape and `now` at this moment: s + max(0, now - then) = max(s, now - (then - s)).
         The term `then - s` does not change until the next scrape.

@@ -143,7 +143,7 @@ class Areas:
         """`remote`: the area of other replicas; None without a replica store."""
         self.schema = schema
         self.remote = remote
-        self._added: RemoteArea | None = None  # the remote area, while it counts for this process
+        self._added: RemoteArea | None = None  # the remote area, while this process adds it
         self._region = region
         area_words, areas_at = schema.area_bytes // WORD, schema.areas_at
         shape = (schema.areas, area_words)

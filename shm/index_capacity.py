@@ -60,7 +60,7 @@ class Listed:
         self.first = 0  # the index in `places` of the entry to remove next
 
     def sort(self, least: int) -> None:
-        """Fills `places` at the first call: with LISTED_SHARE of the entries, but with at least `least` entries, if there are so many."""
+        """Fills `places` at the first call: with LISTED_SHARE of the entries, or with `least` entries if these are more."""
         if self._keys is not None:
             self._keys.sort()
             count = max(int(len(self._keys) * LISTED_SHARE), least)

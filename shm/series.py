@@ -44,7 +44,7 @@ SIZES: Final = 1  # index in a block
 FIRST_BLOCK: Final = CACHE_LINE // WORD  # where block 0 begins in an area, in words
 LABEL_BYTES_MAX: Final = 120
 TEXT_BYTES_PER_LABEL: Final = 72
-RESERVED: Final = 4  # the last quarter of the room is for tuples that cannot count as a coarser tuple
+RESERVED: Final = 4  # the last quarter of the room is for tuples that have no coarser tuple to be counted in
 SCARCE: Final = 4  # blocks are freed if less than a quarter of them is left
 
 Labels = tuple[str, ...]
@@ -167,7 +167,7 @@ class SeriesWriter:
         self._before: Ints = np.zeros(schema.blocks + 1, np.int64)
         self._stored: dict[Labels, int] = {}
         self._free: list[int] = []
-        self._fine = 0  # the number of stored tuples that can count as a coarser tuple
+        self._fine = 0  # the number of stored tuples that have a coarser tuple to be counted in
         self._recall()
 
     def block(self, labels: Labels) -> int:

@@ -262,7 +262,7 @@ class SeriesReader:
         words = cells[:, schema.values_at :].copy()
         totals = self._floats[area][:, schema.histograms_at]
         fence.order()
-        stale = cells[:, LIFE] != self._lives[area]  # freed or used anew: the next reading takes note of it
+        stale = cells[:, LIFE] != self._lives[area]  # freed or used anew: the next call notices this
         seen = self._seen[area]
         words[stale] = 0 if seen is None else seen[0][stale]
         totals[stale] = 0.0 if seen is None else seen[1][stale]

@@ -55,9 +55,9 @@ def first_tokens(
     until the KV cache has room. `compiled.outlook` names these rows.
 
     `parameters`: PARAMETERS. `speeds`, `limits`: a value per slot; slots beyond the end of these arrays have the usual values. `starts`,
-    shape (workers, CELLS, slots): since when each endpoint works on the prompts at the front (the newest counts, and 0 is not known), and
-    what `follow` adds. Then it computes only prompts that were there; with a `crowded` KV cache, it may have waited for memory. The numbers
-    of PROMPTS say which share of the tokens ahead is of prompts that wait. Per candidate: `slots`; `held`: blocks of the prompt that it has
+    shape (workers, CELLS, slots): since when each endpoint works on the prompts at the front (the newest is used, 0: unknown), and what
+    `follow` adds. Then it computes only prompts that were there; with a `crowded` KV cache, it may have waited for memory. The numbers of
+    PROMPTS say which share of the tokens ahead is of prompts that wait. Per candidate: `slots`; `held`: blocks of the prompt that it has
     cached, None: nowhere; `ahead`: tokens in flight; `inflight`, `before`: requests in flight now and at the last scrape; `running`,
     `waiting`: what that scrape found; `usage`: the taken part of the KV cache; `room`: how many tokens that holds, 0: not known. Raises
     ValueError if they differ in length, and TypeError for starts of another kind.
@@ -108,7 +108,7 @@ def first_tokens(
 
 
 def follow(starts: Floats, worker: int, slot: int, tokens: float) -> None:
-    """Adds to a worker's cells that a prompt of so many tokens was sent to an endpoint after the newest start there.
+    """Adds to a worker's cells that a prompt of `tokens` tokens was sent to an endpoint after the newest start there.
 
     `starts`: as for `first_tokens`. Raises IndexError, and what `first_tokens` raises for other arrays.
     """
@@ -148,7 +148,7 @@ def _at_front(starts: Floats, slot: int, begun: float, ahead: float) -> float:
 
 
 def _at_back(starts: Floats, slot: int, waited: float, ahead: float) -> float:
-    """Returns how many of the tokens ahead are of prompts that wait, if so many of those prompts do; all if their number is not known."""
+    """Returns how many of the tokens `ahead` are of waiting prompts, if `waited` prompts wait; all if the number of prompts is unknown."""
     if not waited > 0.0:
         return 0.0
     prompts = float(starts[:, PROMPTS, slot].sum()) if 0 <= slot < starts.shape[2] else 0.0
@@ -175,7 +175,7 @@ def careful(
     """Returns a cost per candidate, in tokens: tokens to compute + tokens ahead + `point` for each of `points` that it lacks.
 
     A candidate gets up to one point each for the shortest queue (`waiting` of `inflight`, `before` and `scraped`), for the fewest running
-    requests, and for the part of a `prompt` of so many tokens that it has cached. The `usage` of its KV cache takes up to one point away.
+    requests, and for the part of the prompt (`prompt` tokens) that it has cached. The `usage` of its KV cache takes up to one point away.
     `outlook`: of `first_tokens`. Raises ValueError if the arrays differ in length.
     """
     if {len(column) for column in (inflight, before, scraped, running, usage)} != {outlook.shape[1]}:

@@ -239,7 +239,7 @@ def recall(page: bytes, text: bytes, at: int, name_line: bytes, type_line: bytes
 def _alone(page: bytes, at: int, end: int, typed: bool, name_line: bytes, type_line: bytes) -> bool:
     """Returns whether the line between the newlines at `at` and `end` is certainly the only series of its family.
 
-    `typed`: the TYPE line of the family precedes it, so no series of the family is above.
+    `typed`: whether the TYPE line of the family is right above the line, so no other series is above.
     """
     if page.startswith(name_line, end) or (page.startswith(AMBIGUOUS, end) and not page.startswith(ENDS, end)):
         return False

@@ -224,7 +224,7 @@ class _Assembler:
     def drop_unused(self) -> None:
         """Warns of plugins to which nothing refers, and drops those that run only if something refers to them.
 
-        After an error it does not warn, because the reader may have skipped the part of the configuration that uses the plugin.
+        After an error, this method does not warn, because the reader may have skipped the part of the configuration that uses the plugin.
         """
         used = self.used()
         # After an error in the section flowControl, it is unknown which policies that section uses.

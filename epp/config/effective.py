@@ -7,7 +7,7 @@ comes from:
     effective ─ origins ──▶ for each line of the effective text: the line of the file, or DEFAULT
 
 A path names an element of a list by what identifies it (its name, type, reference or priority, or else its first key), because the
-effective configuration has further elements. A value that the file gives under an older name counts as a default.
+effective configuration has further elements. A value that the file gives under an older name is treated as a default.
 """
 
 import math

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
-FINDINGS_MAX = 100  # limit per kind of finding; with so many errors, more lines do not help the author of the file
+FINDINGS_MAX = 100  # limit per kind of finding; beyond this limit, more lines do not help the author of the file
 DEPRECATED_SHOWN_MAX = 4
 
 ERRORS: Mapping[str, str] = {
@@ -100,7 +100,7 @@ WARNINGS: Mapping[str, str] = {
     "shadow-untold": "A plugin that learns from requests is only in shadow profiles, so it learns nothing.",
     "unreachable-profile": "The profile handler never runs this profile.",
     "estimated-tokens": "A precise prefix producer gets estimated tokens, which never match those of a model server.",
-    "staleness-below-interval": "Values count as stale before the next scrape can renew them.",
+    "staleness-below-interval": "Values become stale before the next scrape can renew them.",
     "limit-above-total": "A band's limit is above the limit over all bands, so it is never reached.",
     "no-isolation": "A band has the default fairness policy, which lets one flow starve the others.",
     "limit-above-memory": "The limit on waiting bytes is above the container's memory.",
@@ -110,7 +110,7 @@ WARNINGS: Mapping[str, str] = {
     "gateway-response": "The gateway of --gateway does not show the picker the response that a plugin reads.",
     "gateway-metadata": "The gateway of --gateway ignores the metadata that a plugin sends.",
     "two-matchers": "Matchers of two pools can match the same request, which goes to the pool listed first (pools file only).",
-    "only-metadata": "A pool has no port, authority or model, so only requests reach it that the gateway sends there (pools file only).",
+    "only-metadata": "A pool has no port, authority or model, so it only gets requests that the gateway sends there (pools file only).",
     "keys-unread": "A file of tenants' API keys cannot be read here (`epp config check` only; `epp serve` needs it).",
     "limit-below-body": "A limit on waiting bytes is below the length that one request body may have.",
 }

@@ -66,7 +66,7 @@ def plugins_of(flow: FlowPlan | None) -> Iterator[Plugin]:
 def unshielded(written: WrittenConfig, flow: FlowPlan) -> list[tuple[BandEntry, points.FairnessPolicy]]:
     """Finds the bands that name no fairness policy and whose default policy lets one flow starve the others.
 
-    Returns them with that default.
+    Returns these bands with their default policy.
     """
     entry = written.flow_control or FlowControlEntry()
     pairs = [

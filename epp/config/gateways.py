@@ -79,7 +79,7 @@ def gateway_findings(config: EffectiveConfig, name: str, source: str) -> list[Co
         if not gateway.responses and (kind in reads or kind in COUNTS_IN_FLIGHT):
             warn(
                 "gateway-response",
-                f"plugin '{plugin}': {gateway.title} shows the picker no response, and no request counts as in flight",
+                f"plugin '{plugin}': {gateway.title} shows the picker no response, and no request is counted as in flight",
                 "use a plugin that needs scraped values only, or another gateway",
             )
     return found

@@ -249,7 +249,7 @@ def _lint_staleness(listed: Mapping[str, PluginEntry], assembly: Assembly, findi
                 place,
                 "staleness-below-interval",
                 f"plugin '{name}': {STALENESS} {threshold:g}s is not above the scrape interval {interval:g}s: "
-                "values count as stale before the next scrape can renew them",
+                "values become stale before the next scrape can renew them",
                 "set it to several intervals",
             )
 

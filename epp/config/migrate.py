@@ -213,7 +213,7 @@ def _superfluous(entry: Any, document: Mappings) -> bool:
 
 
 def _names(value: Any, name: object) -> int:
-    """Counts how often a name stands in a document. Does not count types of plugins."""
+    """Counts how often a name stands in a document. Types of plugins are not included."""
     if isinstance(value, dict):
         return sum(_names(child, name) for key, child in value.items() if key != "type")
     if isinstance(value, list):

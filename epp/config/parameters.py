@@ -140,7 +140,7 @@ class _Attempt:
         return nodes, steps
 
     def _culprit(self, mapping: Node, error: str) -> str:
-        """Finds the key whose value causes this error, by decoding each entry alone. Returns '' if no entry alone causes it."""
+        """Finds the key whose value causes this error, by decoding each entry alone. Returns '' if no single entry causes the error."""
         assert isinstance(mapping.value, dict)
         entries = mapping.value
         try:

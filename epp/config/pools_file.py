@@ -72,7 +72,7 @@ class PoolsForm(_Form):
     """The pools that one picker serves: epp serve --pools-file FILE."""
 
     pools: Annotated[list[PoolForm], Meta(min_length=1, max_length=POOLS_MAX, description="All pools.")]
-    defaults: Annotated[DefaultsForm | None, Meta(description="What holds for pools that do not say it themselves.")] = None
+    defaults: Annotated[DefaultsForm | None, Meta(description="Values for pools that do not set these fields.")] = None
 
 
 def pools_schema() -> dict[str, Any]:
@@ -373,7 +373,7 @@ class _Pools:
             elif ANY in each.text:
                 if len(earlier) == PATTERNS_MAX:
                     why = f"more than {PATTERNS_MAX} of kind {kind} have a '*'"
-                    self._findings.error(each.place, "too-many-pools", why, "list names without '*', of which there may be more")
+                    self._findings.error(each.place, "too-many-pools", why, "use names without '*', because more of these are allowed")
                     return
                 pattern = Pattern(each.text)
                 self._compare(kind, each, pattern, earlier)
@@ -389,6 +389,6 @@ class _Pools:
         for known, other in earlier:
             # An author may put a special case before a general one on purpose.
             if other.pool != each.pool and known.meets(pattern) and not pattern.fits(other.text):
-                why = f"the {kind} {each} can match what {other} in line {other.place.line} matches, which then counts"
+                why = f"the {kind} {each} can match what {other} in line {other.place.line} matches, which then gets the request"
                 self._findings.warning(each.place, "two-matchers", why)
                 return

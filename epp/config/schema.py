@@ -218,7 +218,7 @@ class TenantBudget(_Form):
     requests: Annotated[Quantity | None, Meta(description="Requests per minute. Default: no limit.")] = None
     concurrent: Annotated[Quantity | None, Meta(description="Requests in flight at once, waiting ones included. Default: no limit.")] = None
     cached_price: Annotated[
-        Annotated[float, Meta(ge=0.0, le=1.0)] | None, Meta(description="What a cached token of a prompt counts. Default: 1.")
+        Annotated[float, Meta(ge=0.0, le=1.0)] | None, Meta(description="What a cached token of a prompt costs, in tokens. Default: 1.")
     ] = None
     mode: Annotated[
         Literal["shed", "queue", "none"] | None,
@@ -240,7 +240,7 @@ class Tenants(_Form):
     """Who sends a request, according to the gateway or an API key. The tenant is the fairness id of its requests."""
 
     from_: Annotated[
-        list[TenantSource], Meta(description="Sources of the tenant's name; the first that gives a valid name counts.", min_length=1)
+        list[TenantSource], Meta(description="Sources of the tenant's name; the first that gives a valid name is used.", min_length=1)
     ] = msgspec.field(name="from")
     unknown: Annotated[
         Literal["refuse", "share"] | None,
@@ -248,7 +248,7 @@ class Tenants(_Form):
     ] = None
     objectives: Annotated[
         list[Text] | None,
-        Meta(description="The InferenceObjectives that tenants may claim; for others and for none, the first counts. Default: any."),
+        Meta(description="The InferenceObjectives that tenants may claim; in place of others or none, the first is used. Default: any."),
     ] = None
     budget: Annotated[TenantBudget | None, Meta(description="What each tenant may use. Default: no limits.")] = None
     cache_salt: Annotated[

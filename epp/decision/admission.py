@@ -24,7 +24,7 @@ class Admission(Protocol):
         """Returns the request's ticket once the request may be scheduled. Raises Refused."""
 
     def passed(self) -> Ticket:
-        """Returns a ticket for a request that never waits but counts as in flight, such as a GET."""
+        """Returns a ticket for a request that never waits but is counted as in flight, such as a GET."""
 
 
 class _Nothing:

@@ -31,7 +31,7 @@ MARGIN: Final = 0.005  # a share that is larger by no more than this is not wors
 ALPHA: Final = 0.002  # probability that an equal candidate is called worse, for each of the two shares
 SPREAD: Final = 0.03  # standard deviation of the differences that the test expects: it is quickest for such differences
 LEAST: Final = 20  # requests that each configuration must have had before the test says anything
-SLOW: Final = 0.05  # the share of requests of the configuration in force that count as slow
+SLOW: Final = 0.05  # the share of requests of the configuration in force that are called slow
 LEARNED: Final = 200  # first tokens of the configuration in force from which the test learns what is slow
 
 

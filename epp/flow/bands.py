@@ -96,7 +96,7 @@ class Band:
         self.bytes = 0
         self.active: dict[FlowKey, Flow] = {}
         self.known: dict[FlowKey, Flow] = {}  # all flows of the band: those in `active`, and the idle ones
-        self.leaving = False  # whether the configuration has the band no more: then it accepts nothing new and is removed once it is empty
+        self.leaving = False  # whether the band is gone from the configuration: it accepts nothing new and is removed once empty
         self.rate = DrainRate()
         self._arrivals: deque[Entry] = deque()
         self._now = 0.0

@@ -241,7 +241,7 @@ class FlowController:
         self._observer.blocked(reading, band.priority)
 
     def settled(self, *, placed: bool) -> None:
-        """Call this when a dispatched request counts as in flight at an endpoint (`placed`), or ended without an endpoint."""
+        """Call this when a dispatched request is counted as in flight at an endpoint (`placed`), or ended without an endpoint."""
         self._pending -= 1
         self._peers.pending(self._pending)
         if not placed:

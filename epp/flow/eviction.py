@@ -24,7 +24,7 @@ from typing import Any, Final, NamedTuple
 from epp.request.flows import FlowKey, rank
 
 REVOCATIONS_MAX: Final = 2  # limit per decision; it is small, because the victim's share of the load may be far from the mean share
-CONFIRM_S: Final = 10.0  # after this time a revocation counts as done although its stream has not ended
+CONFIRM_S: Final = 10.0  # after this time a revocation is treated as done although its stream has not ended
 GRACE_COUNTED_S: Final = 0.010  # how long after a revocation to wait if the detector counts requests in flight
 GRACE_MARGIN_S: Final = 0.250  # added to scrape interval and scrape time if the detector reads scraped metrics
 IDLE_ENTRIES: Final = 64  # void heap entries that may pile up before the heap is rebuilt
@@ -48,7 +48,7 @@ class Victims:
     def __init__(self, evictable: Callable[[FlowKey], bool], key: Callable[[FlowKey, float], Any]) -> None:
         self._evictable = evictable
         self._key = key
-        self._heap: list[tuple[Any, int, Victim]] = []  # entries of victims that left stay in the heap as void entries; there are few
+        self._heap: list[tuple[Any, int, Victim]] = []  # victims that left keep void entries in the heap; there are few of them
         self._count = 0
         self._entered = 0
 

@@ -61,12 +61,12 @@ PROCESS_EXITS = counter(
 )
 CERTIFICATE_EXPIRY = gauge(
     "certificate_expiry_timestamp_seconds",
-    "When the certificate that the port shows ends, in seconds since the epoch; of several workers the earliest.",
+    "The end of the certificate that the port shows, in seconds since the epoch; with several workers, the earliest end.",
     "port",
 )
 SERIES_USED = gauge("series_blocks_used", "Label tuples that the worker has in one table of labelled metrics.")
 SERIES_OVERFLOW = counter(
-    "series_overflow_total", "How often labels counted as `other` for want of room, in one table of labelled metrics."
+    "series_overflow_total", "How often labels were counted as `other` because there was no room, in one table of labelled metrics."
 )
 REPLICAS_NEEDED = gauge(
     "replicas_needed", "Replicas of the model server that the pool needs for the work that arrives. Missing while it is not known.", "name"

@@ -77,7 +77,7 @@ UNDERPREDICTED_TOKENS = counter(
 )
 USAGE_BEYOND_BOUNDS = counter(
     "usage_beyond_bounds_total",
-    "Answers whose model server reported more than twice the tokens that the request can have cost; only those count.",
+    "Answers whose model server reported more than twice the tokens that the request can have cost; the picker ignores the excess.",
 )
 SALT_IGNORED = counter(
     "salt_ignored_total", "Answers with cached prompt tokens although only other cache salts had sent this beginning before."

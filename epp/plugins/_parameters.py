@@ -69,7 +69,7 @@ class InflightParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
     add_estimated_output_tokens: Count the tokens of the answer, too.
     output_ratio: Tokens of an answer per token of its prompt.
-    max_estimated_output_tokens: The most tokens that are counted for an answer. Default: no limit.
+    max_estimated_output_tokens: The most tokens that are assumed for an answer. Default: no limit.
     prefix_match_info_producer_name: The producer of the prefix matches to read.
     sync_cross_replica_state: Accepted, without effect.
     """
@@ -91,7 +91,7 @@ class LearnedLatencyParameters(msgspec.Struct, frozen=True, forbid_unknown_field
 
 
 class HubObserverParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """Which requests count, and for how long. Names and defaults are those of the reference picker.
+    """Which requests are used, and for how long. Names and defaults are those of the reference picker.
 
     interval_duration: The time between two computations of the percentiles.
     max_observation_age: How old a recent request may be.
@@ -160,7 +160,7 @@ class ApproxPrefixParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=
 
 
 class UtilizationParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """When an endpoint is full, and for how long scraped values count.
+    """When an endpoint is full, and for how long scraped values are used.
 
     queue_depth_threshold: Waiting requests at which an endpoint is full.
     kv_cache_util_threshold: Share of the KV cache at which an endpoint is full.
@@ -197,7 +197,7 @@ class ActiveRequestsParameters(msgspec.Struct, frozen=True, forbid_unknown_field
 
 
 class LearnedLatencyScorerParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """Whose predictions count, and how often other endpoints are tried.
+    """Whose predictions are used, and how often other endpoints are tried.
 
     exploration_rate: The share of requests for which all endpoints whose first token is expected within 1.5 times the shortest time are
     equal.
@@ -295,7 +295,7 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="ca
 class SessionParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
     """Where session ids come from, and how long they are bound. A time of 0 means the default.
 
-    sources: Where to look for an id, in order; the first id counts. Default: the header `x-session-id`.
+    sources: Where to look for an id, in order; the first id is used. Default: the header `x-session-id`.
     eviction_ttl_seconds: How long an unused binding is kept.
     eviction_sweep_seconds: The time between two searches for unused bindings.
     """

@@ -131,7 +131,7 @@ class Learning(Protocol):
         """Records that the endpoint starts to compute a prompt now: another prompt got its first token, or the endpoint had no prompt."""
 
     def follows(self, slot: int, tokens: float) -> None:
-        """Records that a prompt of so many tokens was sent to an endpoint that, since its last start, works on other prompts."""
+        """Records that a prompt of `tokens` tokens was sent to an endpoint that, since its last start, works on other prompts."""
 
     def counts(self, slot: int, prompts: int) -> None:
         """Adds to the number of prompts whose tokens are in INFLIGHT_TOKENS of an endpoint."""

@@ -99,7 +99,7 @@ def _guarded(
                 check(instance, result, *more)
             elif not told and hasattr(call, CLIPPED):
                 told = True
-                remark(instance, "scores outside [0, 1] are clipped, and NaN counts as 0: return scores from 0 to 1")
+                remark(instance, "scores outside [0, 1] are clipped, and NaN becomes 0: return scores from 0 to 1")
             waits = point is Point.PRODUCER and result is not None
         except SystemExit as exit_call:  # without this, the exit would end the connection, which other requests share
             fault = PluginFault(f"'{instance.name}' tried to end the process; raise an exception instead")

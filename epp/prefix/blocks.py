@@ -39,7 +39,7 @@ DENSE_BLOCKS: Final = 64
 STRIDE: Final = 4
 XXH3_SHORT_MAX: Final = 240  # bytes; the C kernel hashes only longer blocks
 VECTOR_FROM_BLOCKS: Final = 36  # for fewer blocks, the plain loop is faster
-MEDIA_MAX: Final = 4096  # media of one prompt that count; later media are ignored
+MEDIA_MAX: Final = 4096  # media of one prompt that are used; later media are ignored
 WIDE: Final = 1 << 16
 NARROW: Final = MASK ^ WIDE
 

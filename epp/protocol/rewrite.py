@@ -24,7 +24,7 @@ from epp.protocol.surrogates import replaced
 
 REMOVED: Final = ("accept-encoding", "content-encoding")  # removed from a rewritten request, so that request and answer are plain
 MEMBERS_MAX: Final = 2  # members of one name in one body that are accepted
-BEGIN_BYTES: Final = 256  # a body has its first brace and the next character in so many bytes, unless it begins with many blanks
+BEGIN_BYTES: Final = 256  # a body has its first brace and the next character within this number of bytes, unless it begins with many blanks
 PAIRS_KEPT: Final = 256  # cached pairs; clients choose the names, so number and length are limited
 KEPT_CHARS_MAX: Final = 1024
 _BLANKS: Final = b" \t\r\n"

@@ -21,7 +21,7 @@ from epp.request import USUAL, Request
 
 TEMPLATE_TOKENS: Final = 1024
 TOKENS_PER_S: Final = 2000  # no engine generates a single sequence faster
-IMPLAUSIBLE: Final = 2  # the log names a server that reports more than so many times the bound; less may be rounding or a template
+IMPLAUSIBLE: Final = 2  # the log names a server that reports more than this many times the bound; less may be rounding or a template
 
 
 def bounded(usage: Usage, request: Request, answer_bytes: int, seconds: float) -> Usage:

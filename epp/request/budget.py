@@ -60,8 +60,8 @@ class Bucket:
 class Budget:
     """What one tenant may use. `tokens`, `requests`: None without a limit. `concurrent`: requests in flight at most; 0 without a limit.
 
-    `cached_price`: how much a cached token of a prompt counts. `queues`: whether requests beyond the budget wait behind all others, or are
-    refused. `plan`: the rates of both buckets; how many tokens have lapsed depends on them (`shm.budgets.rates_of`).
+    `cached_price`: the part of a token that a cached token of a prompt costs. `queues`: whether requests beyond the budget wait behind all
+    others, or are refused. `plan`: the rates of both buckets; how many tokens have lapsed depends on them (`shm.budgets.rates_of`).
     """
 
     __slots__ = ("cached_price", "concurrent", "plan", "queues", "requests", "tokens")
@@ -90,7 +90,7 @@ class Left:
         self.in_flight = in_flight
 
     def admits(self, tokens: float) -> bool:
-        """Returns whether a request with a prompt of so many tokens may pass."""
+        """Returns whether a request with a prompt of `tokens` tokens may pass."""
         budget = self.budget
         if budget.concurrent and self.in_flight >= budget.concurrent:
             return False

@@ -14,7 +14,7 @@ from epp.plugin import Parser
 
 DEFAULT_PATH: Final = "/v1/completions"  # used if neither the gateway nor the body says the path
 KNOWN_MAX: Final = 1024
-PATHS: Final = (  # (path, fields): clients send a body with one of these fields to this path; the first match counts
+PATHS: Final = (  # (path, fields): clients send a body with one of these fields to this path; the first match is used
     ("/v1/messages", ("anthropic_version", "stop_sequences", "thinking", "system")),
     ("/v1/chat/completions", ("messages",)),
     (DEFAULT_PATH, ("prompt",)),

@@ -45,7 +45,7 @@ CACHE_STEP: Final = 1.25
 CACHE_MIN_TOKENS: Final = 4096
 CLOSE: Final = 1.02  # an unbounded cache is close enough if it has this much more hits
 STREAMED_S: Final = 1e-3  # if an answer took longer than this after its first piece, it came in pieces
-QUEUED_S: Final = 0.02  # a request that waited longer was queued; shorter times of the picker count as overhead
+QUEUED_S: Final = 0.02  # a request that waited longer was queued; shorter times of the picker are overhead
 OUTPUT_TOKENS: Final = 100  # the assumed length of an answer that was not recorded
 
 Fit = tuple[Speed, float]

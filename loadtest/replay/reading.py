@@ -23,7 +23,7 @@ WARM_S: Final = 600.0  # what servers held before the recording is looked for in
 
 
 class Asked(msgspec.Struct, frozen=True, gc=False):
-    """One recorded request. Times are in seconds: `at` is on the monotonic clock of the recording, and the others count from `at`.
+    """One recorded request. Times are in seconds: `at` is on the monotonic clock of the recording, and the other times begin at `at`.
 
     `prompt_tokens`: tokens of the prompt as the picker counted them; `prompt`: as the server counted them, or else the same. `output`:
     tokens of the answer, reported or estimated (`workers.shared.recording.lengths`); None if unknown.

@@ -136,7 +136,7 @@ def _recorded(path: str, progress: Progress, pool: str) -> tuple[Recording, list
 
     recording = read(path, progress.caution, reading, pool)
     if recording.lost:
-        progress.caution(f"the recording lost {recording.lost} records; requests without an end count as unanswered")
+        progress.caution(f"the recording lost {recording.lost} records; requests without an end are treated as unanswered")
     if not any(asked.hashes for asked in recording.asked):
         progress.caution(
             "the recording has no block hashes, because its configuration has no prefix producer: "

@@ -23,7 +23,7 @@ class Timers:
         self._order = 0
 
     def after(self, seconds: float, act: Callable[[], object], every: float = 0.0) -> None:
-        """Calls `act` after this time, and then every so many seconds; only once if that is 0."""
+        """Calls `act` after `seconds`, and then every `every` seconds, or only once if `every` is 0."""
         self._order += 1
         heapq.heappush(self._due, (self.now + seconds, self._order, every, act))
 

@@ -34,7 +34,7 @@ class Pause:
     """A wait in virtual time. Implements `epp.plugin.Waiting`: awaiting it yields it to the replay."""
 
     def __init__(self, seconds: float, call_after: Callable[[float, Callable[[], object]], object]) -> None:
-        """`call_after`: calls a function after so many seconds."""
+        """`call_after`: calls a function after a number of seconds."""
         self.seconds = seconds
         self._call_after = call_after
 

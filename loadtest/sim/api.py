@@ -27,7 +27,7 @@ def parse(shape: type[Shape], raw: bytes, models: Models) -> Ask:
     """Parses a request body. Raises ApiError."""
     try:
         body = _decoder.decode(raw)
-    except msgspec.DecodeError as error:  # msgspec.ValidationError is a subclass, so it is caught, too
+    except msgspec.DecodeError as error:  # msgspec.ValidationError is a subclass of this, so it is caught, too
         raise ApiError(400, f"The request body is not valid: {error}") from None
     model, lora = models.resolve(body.model)
     prompts = shape.prompts(body)

@@ -116,7 +116,7 @@ class ChunkedServer:
         return 0.0 if self._step_ends_at is None or self._computes else self._step_rest(now) - 0.5 * self._lasts
 
     def _alone_s(self, tokens: int, decode_s: float) -> float:
-        """Returns how long so many prompt tokens take in steps of their own."""
+        """Returns how long `tokens` prompt tokens take in steps of their own."""
         return -(-tokens // self.settings.step_tokens) * decode_s + tokens * self.settings.prefill_s_per_token
 
     def _room_in(self, sent: Sequence[Job], rest: float, decode_s: float) -> float:

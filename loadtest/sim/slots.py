@@ -80,7 +80,7 @@ class SlotServer(Engine):
         return 0.0
 
     def _computed_at(self, job: Job, hits: int, start: float, coming: dict[int, float]) -> float:
-        """Returns when the request has its first token if it has so many hits, and a slot at `start`.
+        """Returns when the request has its first token with `hits` hits and a slot at `start`.
 
         `coming`: block -> when it is ready, for blocks that requests before this one compute; this request's blocks are added.
         """

@@ -147,7 +147,7 @@ class Once(click.Command):
         _, _, options = self.make_parser(ctx).parse_args(list(args))
         for option in dict.fromkeys(options):
             if not getattr(option, "multiple", False) and options.count(option) > 1:
-                echo(f"warning: {max(option.opts, key=len)} is given {options.count(option)} times; the last one counts", err=True)
+                echo(f"warning: {max(option.opts, key=len)} is given {options.count(option)} times; the last one is used", err=True)
         return super().parse_args(ctx, args)
 
 

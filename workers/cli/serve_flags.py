@@ -184,7 +184,7 @@ FLAGS = (
             "[default: epp:<pool namespace>:<pool name>; of several pools: epp:<pool namespace>:<deployment>, else :pools]",
         ),
         flag("replica-name", str, "", "Name of this replica. [default: POD_NAME or host name, plus a random part]"),
-        flag("replicas-max", Whole(1, 64), 8, "Other replicas that count; further ones are ignored."),
+        flag("replicas-max", Whole(1, 64), 8, "The largest number of other replicas; further ones are ignored."),
     ),
     *group(
         "Recording",

@@ -4,7 +4,7 @@ If a container runs out of memory, the kernel kills all its processes, because K
 uses more than its share leaves by itself, well below the container's limit, and without losing a stream.
 
     limit    80 % of the cgroup's limit, divided by the number of workers plus one. The extra share is for the supervisor, and for a
-             successor that runs while its predecessor drains. The tightest cgroup up to the root counts, in both versions of cgroups
+             successor that runs while its predecessor drains. The tightest cgroup up to the root decides, in both versions of cgroups
     usage    the proportional set size (PSS): private pages, plus this process's part of shared pages
     turn     one worker leaves at a time. It publishes in its area that it wants to leave, checks the other areas later, and yields to a
              worker in a lower ordinal that also wants to leave. Each worker publishes before it checks, so one of two always sees the other
@@ -27,7 +27,7 @@ ROLLUP = Path("/proc/self/smaps_rollup")
 UNLIMITED = 1 << 60  # version 1 reports a number near 2**63 if there is no limit
 SHARE = 0.8
 LOOK_S = 2.0
-AGE_MIN_S = 60.0  # a younger worker does not leave: if a new worker needs so much memory, a restart does not help
+AGE_MIN_S = 60.0  # a younger worker does not leave: if a new worker already needs this much memory, a restart does not help
 TRIM_EVERY_S = 60.0
 BURST_BYTES = 64 << 20
 BURST_EVERY_S = 10.0
@@ -49,7 +49,7 @@ class Leaving(enum.IntEnum):
 def share(configured: int | None, limit: int | None, workers: int) -> int:
     """Returns the bytes that one worker may use; 0 means no limit.
 
-    `configured`: the value of --worker-memory-limit. `limit`: the cgroup's limit. Both are in bytes, or None without a limit.
+    `configured`: the value of --worker-memory-limit in bytes, or None if not set. `limit`: the cgroup's limit in bytes, None without.
     """
     if configured is not None:
         return configured

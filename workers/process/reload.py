@@ -186,7 +186,7 @@ class Reloads:
         return self._instance.pools[key] if key < len(self._instance.pools) else self._instance
 
     def _add(self, key: int) -> None:
-        """Makes it possible to change a configuration, unless it is already."""
+        """Makes it possible to change a configuration, unless this was done before."""
         if key not in self._known:
             configuration = self._known[key] = Configuration(self._view(key), self._status, self._left.get(key))
             if key == self._rollouts.listed:

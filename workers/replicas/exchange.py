@@ -43,7 +43,7 @@ FADE_LOOK_S = 0.1  # between two looks for silent replicas and for endpoints tha
 # attempt that began before fails after ANSWER_S (`store`), and the next one follows after RETRY_MAX_S at the latest.
 RETRY_MIN_S, RETRY_MAX_S = 0.1, 0.4
 REFUSED_MAX_S = 0.8  # the same if the store refuses the replica, because an operator must change a setting
-USED_S = 3.2  # after a link that lasted so long, the delays begin anew
+USED_S = 3.2  # after a link that lasted this long, the delays begin anew
 CONNECT_S = 3.0  # including the questions to Sentinel or a cluster
 KEEP_S = 10.0  # time between two checks that the store still has the data that replicas need
 SETTLED_S = 1.0  # time after which a new replica has heard all others
@@ -291,7 +291,7 @@ class Exchange:
             self._echo = self._sequence, now
             if left_out := self.parts.own.left_out:
                 why = f"{left_out} endpoints beyond {ROWS_MAX}"
-                self.notices.problem("too many endpoints have load: others do not count the least loaded ones", why)
+                self.notices.problem("too many endpoints have load: other replicas ignore the least loaded ones", why)
         name, (epoch, origin) = self.others.name, self.others.life
         message = Message(
             FORM, name, epoch, origin, self._sequence, whole, self._secret, loads, waits.flow, learned, taken_back,

@@ -94,7 +94,7 @@ def _consistent(blocks: Blocks) -> bool:
 
 
 def _possible(key: int, tokens: float, requests: float, _: int, fills_tokens: float, fills_requests: float) -> bool:
-    """Returns whether a tenant can have used so much of its budget."""
+    """Returns whether a tenant can have used this much of its budget."""
     return (
         0 < key <= KEY_MAX
         and max(abs(tokens), abs(requests)) < USED_MAX

@@ -40,7 +40,7 @@ from workers.replicas.wire import EPOCH_MAX
 
 ANSWER_S = 0.5  # how long the store may take for one answer, and to accept a connection
 CONTACT_S = 6.0
-SILENCE_S = 1.0  # a listener that does not hear even its own messages for so long has lost its connection
+SILENCE_S = 1.0  # a listener that does not hear even its own messages for this long has lost its connection
 PASSWORD_BYTES_MAX = 4096
 VERSION = 1
 SECRET = re.compile(rb"[0-9a-f]{16}")

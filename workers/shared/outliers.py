@@ -39,14 +39,14 @@ from shm.answers import FAILED, SENT, AnswersReader
 
 OUTCOMES: Final = ("sent", "400", "404", "429", "other 4xx", "5xx", "empty answers")
 CLIENT_ERROR, SERVER_ERROR, EMPTY = 4, 5, 6
-KINDS: Final = 8  # the number of kinds that a worker tells apart; all further kinds count as one kind
+KINDS: Final = 8  # the number of kinds that a worker tells apart; all further kinds are one kind
 OTHERS: Final = 1  # the number of that kind
 LOOK_S: Final = 0.1
 HALF_LIFE_S: Final = 30.0
 LITTLE: Final = 0.5  # evidence with fewer failed answers is dropped
 KINDS_MAX: Final = 256  # the number of kinds with kept evidence
 FAILED_MIN: Final = 5.0  # fewer failed answers of an endpoint say nothing
-PROBATION: Final = 10.0  # for an endpoint that has returned, the requests before its ejection count as this many requests
+PROBATION: Final = 10.0  # for an endpoint that has returned, the requests before its ejection are worth this many requests
 Z_FAILING: Final = 3.0
 Z_OUTLIER: Final = 5.0
 Z_MOVED: Final = 3.0

@@ -36,7 +36,7 @@ RECENT_S = 2.0
 SAVE_S = 60.0
 SAVE_TURN_S = 1.0
 SAVE_ALL_S = 2.0  # a part of the time that the parent gives the supervisor to end
-SURPRISE = 3.0  # a first token that takes so many times the predicted time is a surprise
+SURPRISE = 3.0  # a first token that takes this many times the predicted time is a surprise
 SURPRISE_S = 0.2
 
 log = structlog.get_logger()

@@ -11,7 +11,7 @@ from shm.areas import Area
 from workers.process.instance import Instance
 from workers.process.layout import LOADED
 
-WORKER_HEARTBEAT_MAX_S = 1.0  # a worker with an older heartbeat does not count
+WORKER_HEARTBEAT_MAX_S = 1.0  # a worker with an older heartbeat is ignored
 
 
 class Readiness:

@@ -201,7 +201,7 @@ class RecordKeeper:
             log.info("no small recording for epp explain", folder=self._recent, why=why)
 
     def _begin(self, folder: str, ask: asks.RecordAsk | None, *, sampled: bool = False) -> str:
-        """Begins a recording. Returns why it cannot, or ""."""
+        """Begins a recording. Returns why no recording can begin, or ""."""
         from workers.shared.recording.files import RecordFiles  # imported before the loop ran
 
         now = self._now()
@@ -284,7 +284,7 @@ class RecordKeeper:
         self._add(self._running.file, records.batch(found), len(found))
 
     def _add(self, file: int, data: bytes, count: int) -> None:
-        """Adds a batch to the next frame of a file. Its records are lost if this file is not open (any more)."""
+        """Adds a batch to the next frame of a file. The records are lost if the recording has no such file open."""
         running = self._running
         if running is None:
             self._area.add(self._counters[2], count)

@@ -259,7 +259,7 @@ def _integer(block: bytes, at: int, value: int) -> tuple[int, int]:
 
 
 def _string(block: bytes, at: int) -> tuple[bytes, int]:
-    """Reads a string. Returns its text, and where it ends. Raises BrokenBlock, and IndexError at the end of the block."""
+    """Reads a string. Returns the text, and where the string ends. Raises BrokenBlock, and IndexError at the end of the block."""
     first = block[at]
     at += 1
     length = first & 0x7F

@@ -110,7 +110,7 @@ class SendingSide:
         self.queue: deque[Buffer] | None = None  # parts of answers that wait for windows
         self.queued = 0  # bytes in the queue
         self._ending: bytes | None = None  # the header block to send after the queue; None if the stream has not ended
-        self.counted = 0  # bytes of the queue that the connection counts as held
+        self.counted = 0  # bytes of the queue that the connection treats as held
         self.in_ring = False  # whether the stream waits in the connection's ring, which will call `pump`
         self.progress = 0.0  # when a part of the queue was last sent
 

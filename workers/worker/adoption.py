@@ -37,7 +37,7 @@ from workers.worker.telemetry.alternatives import TryoutFigures
 
 SWITCH_S: Final = 0.0005  # the interval while a thread loads; the interpreter's default is 5 ms
 FREE_AFTER_S: Final = 1.0  # time from the last change until the memory of ended configurations is freed
-FREE_AT: Final = 8  # so many ended configurations are freed even while further changes follow
+FREE_AT: Final = 8  # this number of ended configurations is freed even while further changes follow
 AGAIN_S: Final = 10.0
 LOAD_S: Final = 5.0  # a load takes tens of milliseconds; after this time, a load whose plugin hangs is given up
 

@@ -43,7 +43,7 @@ from workers.worker.telemetry.tracing_export import Exporter
 log = structlog.get_logger()
 
 NO_POOL: Final = ""  # the label of requests without a known pool
-SWEEP_S: Final = 300.0  # a series without a count for so long may lose its room to a new series
+SWEEP_S: Final = 300.0  # a series without a count for this long may lose its room to a new series
 
 
 class WorkerKept:

@@ -22,7 +22,7 @@ from typing import Final
 from workers.shared.profiles import HERTZ, Function, Profile, ProfileAnswering, Question
 
 DEPTH_MAX: Final = 100  # limit for the functions of a stack; a deeper stack loses its outermost functions
-STACKS_MAX: Final = 2000  # different stacks; samples of further stacks only count as missing
+STACKS_MAX: Final = 2000  # different stacks; samples of further stacks are only counted as missing
 BEGINS: Final = dis.opmap["RESUME"]  # the first instruction of a function, and of a coroutine that continues
 RUNNERS: Final = "asyncio.runners"  # the module whose function runs the event loop
 LOOP: Final = Function("[event loop and compiled code]", "", 0)

@@ -66,7 +66,7 @@ class Objectives:
 class LearnedLatency(Admitter, Filter, PreRequest, ResponseStreaming, ResponseComplete):
     """Admits a request with a latency objective if an endpoint is predicted to meet the objective, with a margin for errors.
 
-    The cost counts as the time to the first token: where requests wait in turn, later requests join and make the wait longer. If an
+    The cost is treated as the time to the first token: where requests wait in turn, later requests join and make the wait longer. If an
     endpoint would meet the objective without the margin, the request is held, because the prediction gets more certain as the wait gets
     shorter. Otherwise the request is refused, or passes (parameter `otherwise`). Requests without objectives are always admitted. All
     requests are admitted while the model has seen too few answers. The plugin uses the model even if its predictions are worse than the

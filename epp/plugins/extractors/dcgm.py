@@ -29,7 +29,7 @@ class DcgmExtractor(PageExtractor):
 
 
 class Utilization:
-    """Reads the pages of one endpoint's exporter. `pod`: the name of the endpoint's pod; if empty, samples of all pods count."""
+    """Reads the pages of one endpoint's exporter. `pod`: the name of the endpoint's pod; if empty, samples of all pods are used."""
 
     __slots__ = ("_at", "_finder", "_pod", "_zeros")
 

@@ -27,7 +27,7 @@ from epp.request import DEFAULT_FLOW, Request
 UNKNOWN_STEP = 1e-12  # not 0: at 0, the gate lets requests through one at a time
 SHED_EVERY_S = 0.1
 SHOW_EVERY_S = 1.0
-HELD_S = 1.0  # seconds; a request that waited for at least this long counts as held back
+HELD_S = 1.0  # seconds; a request that waited for at least this long is treated as held back
 CAPACITY_TOKENS = 4_194_304
 
 HOLDS = counter("thunder_agent_holds_total", "Turns that had to wait for a second or more.", "class")

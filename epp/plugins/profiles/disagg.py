@@ -24,7 +24,7 @@ STAGE_ORDERS: Final = {
     "": DECODE_FIRST, "decodefirst": DECODE_FIRST, "decode": DECODE_FIRST,
     "prefillfirst": PREFILL_FIRST, "prefill": PREFILL_FIRST,
 }  # fmt: skip
-FLAT: Final = {  # deprecated parameter -> its replacement; if two have the same replacement, the first one counts
+FLAT: Final = {  # deprecated parameter -> its replacement; if two have the same replacement, the first one is used
     "decodeProfile": "profiles.decode",
     "prefillProfile": "profiles.prefill",
     "encodeProfile": "profiles.encode",

@@ -127,7 +127,7 @@ def test_very_many_mistakes_end_soon() -> None:
         (
             "{name: a, models: [phi-*]}, {name: b, models: ['*-mini']}",
             "pools.yaml:1:56: warning[two-matchers]: the model '*-mini' of pool 'b' can match what 'phi-*' of pool 'a' in line 1 matches, "
-            "which then counts",
+            "which then gets the request",
         ),
         (
             "{name: a, port: 1}, {name: b}",

@@ -356,7 +356,7 @@ def test_a_repeated_flag_gets_a_warning_and_the_last_one_counts() -> None:
         click.echo(options.workers)
 
     result = CliRunner().invoke(command, ["-w", "2", "--v=2", "--workers=3"])
-    assert (result.stdout, result.stderr) == ("3\n", "warning: --workers is given 2 times; the last one counts\n")
+    assert (result.stdout, result.stderr) == ("3\n", "warning: --workers is given 2 times; the last one is used\n")
 
 
 def test_a_scrape_interval_above_the_maximum_is_refused() -> None:

@@ -84,7 +84,7 @@ def translated(values: Json) -> tuple[Json, list[str]]:
 
 class _Translation:
     def __init__(self) -> None:
-        self._layers: list[Json] = []  # a later layer counts
+        self._layers: list[Json] = []  # a later layer takes precedence
         self._remarks: list[str] = []
 
     def result(self) -> tuple[Json, list[str]]:

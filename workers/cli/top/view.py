@@ -197,7 +197,7 @@ def header(figures: Figures) -> list[Text]:
     if (others := figures.others) is not None:
         text = f"other replicas {others.replicas}: {others.requests} requests in flight, {others.waiting} waiting"
         stale = others.age_s > FRESH_S
-        lines.append(Text(f"{text}  {others.age_s:.1f} s ago{', so they do not count' if stale else ''}", "red" if stale else ""))
+        lines.append(Text(f"{text}  {others.age_s:.1f} s ago{', so they are ignored' if stale else ''}", "red" if stale else ""))
     if figures.left_out:
         names = ", ".join(f"{printable(name)} (in {workers})" for name, workers in sorted(figures.left_out.items()))
         lines.append(Text(f"plugins that are left out for a while, because they failed too often: {names}", "red"))

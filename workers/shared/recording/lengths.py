@@ -42,7 +42,7 @@ class Told(NamedTuple):
 
     def __str__(self) -> str:
         accuracy = (
-            "how far that is off is not known, because too few answers report usage"
+            "the error of this estimate is not known, because too few answers report usage"
             if self.off is None
             else f"off by {self.off:.0%} (median) where usage tells"
         )

@@ -81,7 +81,7 @@ class EndpointTable:
         log: EndpointLog,
         ejections: Ejections,
     ) -> None:
-        """`readings`: the reading of each pool. `slot_inflight(slot)` returns the number of requests in flight at a slot."""
+        """`readings`: what to read from the pages, for each pool. `slot_inflight(slot)` returns the requests in flight at a slot."""
         numeric = tuple(column.name for column in readings[0].wanted if column.type is not frozenset)
         assert len(numeric) == len(table.schema.columns), (numeric, table.schema.columns)
         self._loop = loop

@@ -56,7 +56,7 @@ REFUSALS_TO_PAUSE: Final = 20
 PAUSE_S: Final = 0.25
 # A server that got its first request for a while is asked for a page after this time, because the page would delay the first token.
 FIRST_TOKEN_S: Final = 0.2
-# If a page shows so many times the requests in flight, and a few more, the server has clients besides this picker and its replicas.
+# If a page shows this many times the requests in flight, and a few more, the server has clients besides this picker and its replicas.
 FOREIGN: Final = 1.25
 FOREIGN_MIN: Final = 4
 

@@ -162,7 +162,7 @@ class Api:
         try:
             yield b""
             loop = asyncio.get_running_loop()
-            event_at = loop.time()  # when the last complete event arrived; parts of events do not count
+            event_at = loop.time()  # when the last complete event arrived; parts of events are not included
             while True:
                 async with asyncio.timeout_at(event_at + idle_s):
                     chunk = await response.content.readany()

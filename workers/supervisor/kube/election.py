@@ -32,7 +32,7 @@ class Times(NamedTuple):
     renew_s: float = 10.0  # the time for which a leader relies on its last renewal
     retry_s: float = 2.0  # the pause between renewals, and between reads of another picker's lease
     jitter: float = 0.2  # random part of the pause between reads, as a share of `retry_s`: not all pickers read at once
-    lease_s_max: float = 600.0  # a longer promise of another picker counts as this
+    lease_s_max: float = 600.0  # a longer promise of another picker is treated as this
 
     @property
     def request_s(self) -> float:
@@ -190,7 +190,7 @@ class Election:
         return self._changed_at + (min(lease.promised_s, self.times.lease_s_max) or self.times.lease_s)
 
     def _vanished(self) -> Lease:
-        """Returns the lease for a record that has vanished. It still has its holder, because the holder has not given it back."""
+        """Returns the lease for a record that has vanished. The lease keeps its holder, who has not given it back."""
         seen = self._seen
         if seen is None or not seen.holder:
             return Lease()

@@ -98,7 +98,7 @@ class Known(Generic[T]):
         self._reported: set[tuple[str, ...]] = set()
         self._reports: Counter[str] = Counter()
         self._now = now
-        self._forget_at = 0.0  # when faults count as new again
+        self._forget_at = 0.0  # when faults are treated as new again
 
     def add(self, items: Iterable[msgspec.Raw], found: dict[str, T]) -> None:
         """Adds the objects of one page of a list to `found`, as far as they can be decoded."""

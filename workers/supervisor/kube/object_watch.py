@@ -143,7 +143,7 @@ class KubeObjects:
         if self._begun_at is None or asyncio.get_running_loop().time() < self._begun_at + WAIT_S:
             for reflector in self._unlisted():
                 return f"{reflector.resource} were not listed yet: {reflector.problem or 'no answer yet'}"
-            return "" if self._delivered else "objectives and rewrites were listed, and count in a moment"
+            return "" if self._delivered else "objectives and rewrites were listed, and take effect in a moment"
         return ""
 
     def _unlisted(self) -> list[Reflector[Seen]]:

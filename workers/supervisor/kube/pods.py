@@ -24,7 +24,7 @@ LABEL_CHARS_MAX: Final = 512  # Kubernetes allows 317 for the key and 63 for the
 # limit for all labels of a pod, because the supervisor encodes the labels of all endpoints at each change
 LABELS_CHARS_MAX: Final = 16 << 10
 PORTS_CHARS_MAX: Final = 4096  # of the annotation
-DIGITS_END: Final = 16  # a number with so many digits cannot be a port, and is not parsed
+DIGITS_END: Final = 16  # a number with this many digits cannot be a port, and is not parsed
 
 
 class Pod(NamedTuple):

@@ -38,7 +38,7 @@ LIST_S: Final = 30.0
 WATCH_S: Final = (300.0, 600.0)  # the server ends a watch after a random time in this range
 IDLE_S: Final = 85.0
 ABSENT_S: Final = 3.0  # the pause between two tries for a resource that is not installed
-STEADY_S: Final = 1.0  # a watch that lasts longer counts as working
+STEADY_S: Final = 1.0  # a watch that lasts longer is treated as working
 BACK_OFF_S: Final = 0.2
 BACK_OFF_S_MAX: Final = 5.0
 AT_ONCE_S: Final = 0.05
@@ -49,7 +49,7 @@ JITTER: Final = (0.5, 1.0)
 SHARE: Final = 1 / 8
 BURST_S: Final = 0.1
 SLOWED_S: Final = 1.0
-QUIET_S: Final = 60.0  # after this time without a wait, earlier waits no longer count
+QUIET_S: Final = 60.0  # after this time without a wait, earlier waits are forgotten
 AGAIN_S: Final = 60.0  # between two reports
 
 

@@ -66,7 +66,7 @@ class Followed:
         self._context = context
         self._replay_address = replay_address
         self._topic = topic.encode()
-        self._reads = False  # whether a message on this connection counted
+        self._reads = False  # whether this connection has had a message that the picker reads
         known = kept or SavedStream([], 0, 0, 0, None, "")
         self.holder = Holder(holdings, known.owners, known.group)
         self.holder.block_tokens = known.block_tokens
@@ -86,7 +86,7 @@ class Followed:
 
     def ask(self, start: int) -> None:
         self.stop_asking()
-        with contextlib.suppress(zmq.ZMQError):  # a failed request for a replay counts as a replay without an answer
+        with contextlib.suppress(zmq.ZMQError):  # a failed request for a replay is treated as a replay without an answer
             self.replay = ReplayRequest(self._context, self._replay_address, start)
 
     def stop_asking(self) -> None:

@@ -56,7 +56,7 @@ class ProcessFigures:
     def _certificates(self) -> Iterator[Count]:
         areas = self._areas
         until = areas.scalars(CERTIFICATE_UNTIL)
-        # The earliest end counts, because a worker that cannot read the new files still shows the old certificate.
+        # The earliest end is shown, because a worker that cannot read the new files still has the old certificate.
         if ends := [until[ordinal] for ordinal in range(1, len(until)) if until[ordinal] and areas.serving(ordinal)]:
             yield ("ext_proc",), min(ends)
         if self._metrics_port is not None:

@@ -83,7 +83,7 @@ class TenantAccount:
         self._row.store(place, now)
 
     def learn(self, size: int, counted: float) -> None:
-        """Learns that the prompt of a body of `size` bytes counted as `counted` tokens."""
+        """Learns that the prompt of a body of `size` bytes had `counted` tokens."""
         if size > 0:
             self.per_byte += ADAPT * (min(1.0, counted / size) - self.per_byte)
 

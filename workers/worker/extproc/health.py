@@ -8,8 +8,8 @@
 
 List has the ext_proc service, readiness and liveness, because the endpoint picker protocol demands these three.
 
-The supervisor serves health on a separate port, in plaintext. With `--health-checking` each worker also serves it on the ext_proc port,
-with the same TLS. On that port a worker answers itself, even while the supervisor is being replaced.
+The supervisor serves health on a separate port, in plaintext. With `--health-checking`, each worker also serves health on the ext_proc
+port, with the same TLS. On that port a worker answers itself, even while the supervisor is being replaced.
 
 Check and List are implemented, Watch and all other methods are UNIMPLEMENTED. The messages are read and written without generated
 classes: a request is one string, an answer one enum.

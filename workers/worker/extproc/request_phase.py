@@ -69,7 +69,7 @@ class RequestPhase:
         self._subset: Sequence[str] | None = None
         self._tenant: Tenant | None = None  # None if no tenants are configured
         self._trailers = False
-        self._uncounted = 0  # bytes of the piece that completed the body, because the transport counts only earlier bytes as held
+        self._uncounted = 0  # bytes of the piece that completed the body, because the transport treats only earlier bytes as held
         self._place = 0  # the index of the parser's call in `Pipeline.parses`
         self._coroutine: Coroutine[Any, Any, Decision] | None = None
         self.body_bytes = 0

@@ -136,7 +136,7 @@ class ResponsePhase:
             raise headers.problem
         if status >= ERROR_STATUS:
             stream.error = MODEL_SERVER_ERROR
-        # A gateway may be configured to omit the status (Envoy: forward_rules). Then headers and a body count as success.
+        # A gateway may be configured to omit the status (Envoy: forward_rules). Then headers and a body are treated as success.
         number = OK if status in (OK_TEXT, "") else _number(status)
         if self._reservation is not None and number:
             # A server dates its answers (RFC 9110, 6.6.1). When a connection fails, the gateway answers by itself, and its answer has no

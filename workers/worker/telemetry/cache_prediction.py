@@ -54,7 +54,7 @@ def match_name(wiring: Wiring) -> str:
 class Comparison:
     """Counts predicted and reported tokens in one worker. This runs once per answer, so it must be fast.
 
-    `beyond(owner, tokens)`: called with the reported tokens if, according to its metrics, the endpoint has no room for so many.
+    `beyond(owner, tokens)`: called with the reported tokens if the endpoint's metrics say that it has no room for this number of tokens.
     """
 
     __slots__ = ("_beyond", "_epoch", "_match", "_series", "_told", "_views")

@@ -189,5 +189,5 @@ def test_other_replicas_have_a_line_that_says_whether_they_count() -> None:
     seen = of(look(others=Others(replicas=2, requests=14, tokens=9000, waiting=3, age_s=0.01)))
     assert "other replicas 2: 14 requests in flight, 3 waiting  0.0 s ago" in printed(seen, 120)
     seen = of(look(others=Others(replicas=2, requests=14, tokens=9000, waiting=3, age_s=7.0)))
-    assert "7.0 s ago, so they do not count" in printed(seen, 120)
+    assert "7.0 s ago, so they are ignored" in printed(seen, 120)
     assert "other replicas" not in printed(of(look()), 120)

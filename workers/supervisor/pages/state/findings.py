@@ -91,7 +91,7 @@ def _unusable(_values: Values, endpoints: Mapping[str, Values]) -> Iterator[Find
 def _unread_pages(_values: Values, endpoints: Mapping[str, Values]) -> Iterator[Finding]:
     for begins, rule, severity, what in (
         (REFUSED_PAGE, "missing-metrics", ERROR, "without what the picker reads"),
-        (UNREAD_VALUES, "metrics-absent", WARNING, "with values that cannot be read, which count as unknown"),
+        (UNREAD_VALUES, "metrics-absent", WARNING, "with values that cannot be read, which are treated as unknown"),
     ):
         which = [each for each in endpoints.values() if each.get("why", "").startswith(begins)]
         if which:
@@ -352,7 +352,7 @@ def _lost(values: Values, _endpoints: Mapping[str, Values]) -> Iterator[Finding]
         yield Finding(
             "replicas",
             ERROR,
-            "Other replicas do not count, because the store cannot be used",
+            "Other replicas are ignored, because the store cannot be used",
             f"llm_d_epp_replica_store_connected is 0{heard}",
             "look at the replica store; the log says why it cannot be used",
         )

@@ -138,7 +138,7 @@ def test_values_that_cannot_be_read_are_one_warning_that_names_them() -> None:
     assert (found.rule, found.severity, found.title) == (
         "metrics-absent",
         "warning",
-        "1 metrics page with values that cannot be read, which count as unknown",
+        "1 metrics page with values that cannot be read, which are treated as unknown",
     )
     assert "vllm:num_requests_running: nan is not a count" in found.evidence
 
