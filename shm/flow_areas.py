@@ -262,7 +262,7 @@ class FlowArea:
         self._place = 0  # which of the four places of its line the next new flow takes
 
     def take_over(self) -> None:
-        """Clears the predecessor's gauges, and treats all requests that others asked the predecessor to displace as answered."""
+        """Clears the predecessor's gauges, and treats all requests that other workers asked the predecessor to displace as answered."""
         words, schema = self.words, self.schema
         for word in GAUGES:
             words[word] = 0

@@ -163,7 +163,7 @@ class _Insert:
             return None
         freed, mark = [], chosen << 16 | FAR_MARK
         for place in movable[chosen]:
-            to = self._far_way(place, word_at[place])  # None: those before it have filled its far bucket
+            to = self._far_way(place, word_at[place])  # None if the entries before this one have filled its far bucket
             if to is not None:
                 self.entries[to], self.ages[to] = word_at[place], self.ages[place]
                 freed.append(place)

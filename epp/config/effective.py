@@ -129,7 +129,7 @@ def _plugin(name: str, assembly: Assembly) -> dict[str, Any]:
 
 
 def _flow_section(plan: FlowPlan) -> dict[str, Any]:
-    # A global TTL that a configuration gives bounds all bands' TTLs. So a band has a longer TTL only if the global TTL is the default.
+    # A global TTL in the configuration also limits all bands' TTLs. So a band has a longer TTL only if the global TTL is the default.
     bounds = all(band.request_ttl_s is None or band.request_ttl_s <= plan.request_ttl_s for band in plan.all_bands())
     section: dict[str, Any] = {
         "maxBytes": plan.max_bytes,

@@ -8,8 +8,8 @@ content of the bucket. The content follows from two numbers that processes merge
     left    size + rate * time - used - lapsed
 
 The lapsed tokens would have made the bucket overflow. So an unused bucket stays full, and `left` is at most `size`. Two processes that see
-the same overflow write the same number, so an overflow is never counted twice. If a process learns late what others have used, it lets too
-much pass until then, but the debt stays: `left` falls below 0. Over a long time, no more is used than was granted.
+the same overflow write the same number, so an overflow is never counted twice. If a process learns late what other processes have used, it
+lets too much pass until then, but the debt stays: `left` falls below 0. Over a long time, no more is used than was granted.
 
 Times are monotonic seconds. This module does not depend on wall clocks.
 """

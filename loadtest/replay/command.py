@@ -41,7 +41,7 @@ from workers.shared.recording import Unreadable
 )
 @click.option("--html", default="", help="Write a report with plots to this file. It needs no network.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option("--pool", default="", metavar="NAME", help="Replay the requests of this pool, of a recording of several.")
+@click.option("--pool", default="", metavar="NAME", help="Replay only the requests of this pool, if the recording has several.")
 @assumed_options
 @plugin_path_option
 @experimental_option

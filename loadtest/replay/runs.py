@@ -30,7 +30,7 @@ class Runs:
         self._runs: dict[bytes, Run] = {}  # by the hash of the first block
 
     def add(self, hashes: bytes) -> list[int]:
-        """Adds a prompt. Returns the ends, in blocks, of the runs that the prompt shares with earlier prompts, after a 0."""
+        """Adds a prompt. Returns 0 and the ends, in blocks, of the runs that the prompt shares with earlier prompts."""
         at, ends = 0, [0]
         while at < len(hashes):
             run = self._runs.get(hashes[at : at + HASH_BYTES])

@@ -63,8 +63,8 @@ class Scenario(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, world=_changed(self.world, what_if))
 
     def replay(self, config: Configuration, progress: Progress, base: Ints | None = None) -> Replayed:
-        """Replays a configuration, several times if there are few requests. `base`: the endpoint of each request to compare with;
-        None: its own. Raises OfflineError."""
+        """Replays a configuration, several times if there are few requests. `base`: for each request, the endpoint to compare with; None
+        means the endpoint of the replay itself. Raises OfflineError."""
         total = len(self.world.requests)
         times = RUNS if total <= FEW_REQUESTS else 1
 

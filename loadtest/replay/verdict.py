@@ -50,7 +50,7 @@ def verdict(name: str, found: Change | None) -> str:
         return f"{name}: no request was answered under both configurations"
     interval = f"95 % interval: {_said(found.low)} to {_said(found.high)}"
     if found.low <= 0 <= found.high:
-        return f"{name}: first tokens no sooner or later than chance explains ({interval})"
+        return f"{name}: the times to the first token differ no more than by chance ({interval})"
     return f"{name}: first tokens {_said(found.share)} on average ({interval})"
 
 

@@ -71,8 +71,8 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _add_events(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--kv-events-port", type=_whole(0, PORT_MAX), default=0, help="server N publishes on this port + N; 0: not")
-    group.add_argument("--kv-replay-port", type=_whole(0, PORT_MAX), default=0, help="server N replays on this port + N; 0: not")
+    group.add_argument("--kv-events-port", type=_whole(0, PORT_MAX), default=0, help="server N publishes on this port + N; 0: no events")
+    group.add_argument("--kv-replay-port", type=_whole(0, PORT_MAX), default=0, help="server N replays on this port + N; 0: no replays")
     group.add_argument("--kv-events-connect", default="", help="publish to this address, such as tcp://127.0.0.1:5557")
     group.add_argument(
         "--kv-dialect", default="vllm", help=f"one for all servers, or one per server, separated by commas: {', '.join(DIALECTS)}"

@@ -53,7 +53,7 @@ OPEN_OBJECTIVES = ("requests", "moved")
 @click.option("--output", default="", help="Write the better configuration to this file.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--endpoints", type=Whole(1, 4096), help="Servers, for a trace without times. [default: 8]")
-@click.option("--pool", default="", metavar="NAME", help="Use the requests of this pool, of a recording of several.")
+@click.option("--pool", default="", metavar="NAME", help="Use only the requests of this pool, if the recording has several.")
 @assumed_options
 @plugin_path_option
 @experimental_option

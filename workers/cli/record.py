@@ -42,7 +42,7 @@ LATE_S: Final = 10.0  # a recording that has not ended this long after its time 
     show_default=True,
     help="Where the picker writes the files, in its own file system; it must be allowed to.",
 )
-@click.option("--pool", default="", metavar="NAME", help="Record only this pool of several.  [default: all]")
+@click.option("--pool", default="", metavar="NAME", help="Of several pools, record this one.  [default: all]")
 @picker_options
 def command(seconds: float, folder: str, pool: str, picker: Named) -> None:
     """Record the requests of a running picker on this machine: sizes, hashes, decisions and outcomes, but no prompts.
@@ -72,7 +72,7 @@ def command(seconds: float, folder: str, pool: str, picker: Named) -> None:
 @click.argument("trace")
 @click.option("--parquet", default="", help="Write a Parquet file with one row per request.")
 @click.option("--jsonl", default="", help="Write one JSON object per request and line (- for standard output).")
-@click.option("--pool", default="", metavar="NAME", help="Export only the requests of this pool of several.  [default: of all]")
+@click.option("--pool", default="", metavar="NAME", help="Of several pools, export the requests of this one.  [default: of all]")
 def export(trace: str, parquet: str, jsonl: str, pool: str) -> None:
     """Export the requests of a recording: TRACE is a file or a folder.
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-pool_option: Callable[[F], F] = click.option("--pool", default="", metavar="NAME", help="Show only this pool of several.  [default: all]")
+pool_option: Callable[[F], F] = click.option("--pool", default="", metavar="NAME", help="Of several pools, show this one.  [default: all]")
 
 
 class Named(NamedTuple):

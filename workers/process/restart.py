@@ -96,7 +96,7 @@ class _Ordinal:
     proven: bool = False
 
     def want(self, now: float) -> None:
-        """Makes the ordinal wanted from now on. If its child is still leaving, a successor follows after the child's end."""
+        """Makes the ordinal wanted from now on. If a child is still leaving, its successor follows after its end."""
         self.wanted, self.proven = True, True
         self.retry, self.failures, self.boot_failures = now, 0, 0
 

@@ -1,5 +1,5 @@
-"""Budgets over replicas. Messages say what tenants have used at this replica; a row, which workers add, has what tenants have used at
-others.
+"""Budgets over replicas. Messages say what tenants have used at this replica; a row, which workers add, has what tenants have used at other
+replicas.
 
 A message has totals since the sender's start, so a lost message changes nothing: the receiver counts by how much a total has grown since
 the last message of the same life of the sender. The first message of a life only says where its totals stand. A message also says when
@@ -153,7 +153,7 @@ class ReplicaBudgets:
         self._row.store(place, now)
 
     def _tick(self, seconds: float, now: float) -> None:
-        """Measures how fast each tenant uses its budget, at this replica and at others."""
+        """Measures how fast each tenant uses its budget, at this replica and at other replicas."""
         self._tick_at = now + TICK_S
         for key, tenant in self._tenants.items():
             own = self._said.get(key)
@@ -165,7 +165,7 @@ class ReplicaBudgets:
             tenant.new_tokens = tenant.new_requests = 0.0
 
     def _assume(self, seconds: float, now: float) -> None:
-        """Adds the assumed use at others, because their real use is unknown."""
+        """Adds the assumed use at other replicas, because the real use is unknown."""
         equal = self._others / (1 + self._others)
         if not self._assuming:
             self._assuming = True

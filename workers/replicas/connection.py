@@ -103,7 +103,7 @@ class StoreConnection:
                     self._answered(value)
         except (InvalidReply, CommandRefused) as fault:
             self._end(fault)
-        except Exception as fault:  # data from others must not end the supervisor
+        except Exception as fault:  # data from other replicas must not end the supervisor
             log.debug("a fault in the exchange with other replicas", exc_info=True)
             self._end(fault)
 

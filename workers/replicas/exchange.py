@@ -1,4 +1,4 @@
-"""The exchange with other replicas, in the supervisor: publishes the data of this replica, and merges the data of others.
+"""The exchange with other replicas, in the supervisor: publishes the data of this replica, and merges the data of other replicas.
 
     own areas ─▶ OwnLoad, Waiting ─┐                              ┌─▶ Others ─▶ remote area ─▶ workers
     bus ───────▶ Taught ───────────┼─▶ a message each turn ─▶ store ─┼─▶ Taught ─▶ prefix index ─▶ workers
@@ -10,8 +10,8 @@ message. If nothing changes, it sends every `ALIVE_S` a message that says only t
 workers read shared memory.
 
 If the store fails, the exchange closes the link, logs one line, and connects again. The delay doubles up to a limit, and is random, so that
-the replicas do not arrive together. Meanwhile the known load of others fades, and updates of the index wait in a bounded backlog. Nothing
-depends on wall clocks.
+the replicas do not arrive together. Meanwhile the known load of other replicas fades, and updates of the index wait in a bounded backlog.
+Nothing depends on wall clocks.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ REFUSED_MAX_S = 0.8  # the same if the store refuses the replica, because an ope
 USED_S = 3.2  # after a link that lasted this long, the delays begin anew
 CONNECT_S = 3.0  # including the questions to Sentinel or a cluster
 KEEP_S = 10.0  # time between two checks that the store still has the data that replicas need
-SETTLED_S = 1.0  # time after which a new replica has heard all others
+SETTLED_S = 1.0  # time after which a new replica has heard all other replicas
 UNNUMBERED = "the replica store does not count replicas: of two with one name, the earlier one may be the one that counts"
 AWAY = "the replica store cannot be used: this replica goes on alone"
 FOREIGN = (
@@ -119,7 +119,7 @@ class Exchange:
                 except StoreError as failure:
                     refused = failure.permanent
                     self._problem(failure)
-                except Exception as fault:  # the supervisor must not end by what others send
+                except Exception as fault:  # messages of other replicas must not end the supervisor
                     refused = False
                     log.debug("a fault in the exchange with other replicas", exc_info=True)
                     self._problem(StoreError("error", f"a fault of the picker: {fault!r}"[:500]))
@@ -194,7 +194,7 @@ class Exchange:
             link.publish(link.names.to(part[0]), part[1])
 
     def _accepted(self) -> None:
-        """Notes that the store has accepted a whole message, so that others know the state of this replica."""
+        """Notes that the store has accepted a whole message, so that other replicas know the state of this replica."""
         self.connected = True
         self.connections += 1
         if self.connections == 1:
@@ -321,7 +321,7 @@ class Exchange:
                 remote.set(slot, *load)
 
     def _apply(self, now: float) -> None:
-        """Writes the data of others into the remote area, the prefix index and the endpoint table."""
+        """Writes the data of other replicas into the remote area, the prefix index and the endpoint table."""
         self._received = False
         self.parts.taught.apply(self._ticks())
         remote, slots = self.parts.remote, self.parts.places.slots

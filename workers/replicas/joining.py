@@ -43,7 +43,7 @@ class Joining:
         self._begun: deque[tuple[str, float]] = deque()
 
     def begin(self, now: float) -> None:
-        """Notes that others receive the messages of this replica from now on."""
+        """Notes that other replicas receive the messages of this replica from now on."""
         self._until = now + COPY_S
 
     def look(self, now: float) -> None:

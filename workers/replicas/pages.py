@@ -1,7 +1,7 @@
-"""Shares metrics pages of model servers among replicas: the pages that this replica has read, and the pages that others have read.
+"""Shares metrics pages of model servers among replicas: the pages that this replica has read, and the pages that other replicas have read.
 
-Messages have the values of pages. Each replica publishes the pages that it has read in its next message. Others use these pages like their
-own, if they read the same columns.
+Messages have the values of pages. Each replica publishes the pages that it has read in its next message. Other replicas use these pages
+like their own, if they read the same columns.
 
 For each endpoint, only the last page waits. While the store is away, pages that wait too long are dropped.
 """
@@ -34,14 +34,14 @@ def _use_none(_slot: int, _owner: int, _page: Page) -> bool:
 
 
 class Pages:
-    """The waiting pages. `used`: how many pages of others this replica has used. `foreign`: how many it could not read."""
+    """The waiting pages. `used`: how many pages of other replicas this replica has used. `foreign`: how many were unreadable."""
 
     def __init__(self, places: Places) -> None:
         self._places = places
         self._columns = self._width = 0
         self._use: Use = _use_none
         self._read: dict[int, Page] = {}  # owner -> the page that this replica has read since the last message
-        self._heard: dict[int, Page] = {}  # key of an endpoint -> the page that others have read since the last `apply`
+        self._heard: dict[int, Page] = {}  # key of an endpoint -> the page that another replica has read since the last `apply`
         self.used = self.foreign = 0
 
     def share(self, columns: int, width: int, use: Use = _use_none) -> None:
@@ -87,7 +87,7 @@ class Pages:
                 self._heard[key] = Page(at, inflight, tuple(values), present)
 
     def apply(self) -> None:
-        """Uses the collected pages of others."""
+        """Uses the collected pages of other replicas."""
         heard, self._heard, places = self._heard, {}, self._places.pages
         for key, page in heard.items():
             slot = places.slots.get(key)

@@ -40,8 +40,8 @@ class Update:
 class Taught:
     """Passes updates on to the index, and keeps the news for other replicas. `dropped`: the number of updates that were dropped.
 
-    Collects the updates of others. `apply` handles all updates of one turn together, because each step costs as much for one hash as for an
-    array.
+    Collects the updates of other replicas. `apply` handles all updates of one turn together, because each step costs as much for one hash
+    as for an array.
     """
 
     def __init__(self, index: IndexWriter, places: Places) -> None:
@@ -49,7 +49,7 @@ class Taught:
         self._places = places
         self._waiting: deque[Update] = deque()
         self._bytes = 0
-        self._learned: list[tuple[Blocks, bool]] = []  # the blocks of others since the last `apply`, and whether they are taken back
+        self._learned: list[tuple[Blocks, bool]] = []  # blocks of other replicas since the last `apply`, and whether they are taken back
         self.dropped = 0
 
     def insert(self, hashes: Hashes, owners: NDArray[np.uint16], age: int) -> None:
@@ -77,7 +77,7 @@ class Taught:
             self._learned.append((taken_back, True))
 
     def apply(self, age: int) -> None:
-        """Applies the collected updates of others to the index, except updates of endpoints that this replica does not know."""
+        """Applies the collected updates of other replicas to the index, except updates of endpoints that this replica does not know."""
         if not self._learned:
             return
         learned, self._learned = self._learned, []

@@ -263,9 +263,9 @@ class Outliers:
         return found
 
     def _reason(self, slot: int, own: float, others: float | None, answered: float) -> tuple[str, str]:
-        """Returns cause and evidence. `others`: the failed share of the others; None if they got no requests."""
+        """Returns cause and evidence. `others`: the failed share of the other endpoints; None if these got no requests."""
         cause = OUTCOMES[1 + int(self._outcomes[1:, slot].argmax())]
-        compared = "no other got a request" if others is None else f"{others:.0%} of those of the others"
+        compared = "no other endpoint got a request" if others is None else f"{others:.0%} of the answers of the other endpoints"
         return cause, f"{own:.0%} of its last {answered:.0f} answers failed (most: {cause}), and {compared}"
 
     def _publish(self, slot: int, steps: int) -> None:

@@ -8,9 +8,9 @@
 There is no election. A replica that has got a page from another replica reads the next page a little later than that replica
 (`scrape_pace`). So the same replica continues to read, and another replica takes over when no page arrives.
 
-A replica uses pages of others only for an endpoint with a page that it has read itself without trouble: it finds out itself whether an
-endpoint is ready, unreachable or down. If a page of others lacks other values than its own last page, it reads the page itself to find
-the reason.
+A replica uses pages of other replicas only for an endpoint with a page that it has read itself without trouble: it finds out itself whether
+an endpoint is ready, unreachable or down. If a page of another replica lacks other values than its own last page, it reads the page itself
+to find the reason.
 """
 
 import random

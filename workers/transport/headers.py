@@ -33,7 +33,7 @@ _INDEXED: Final = 0x80  # a byte of at least this value stands for a whole field
 _NEWEST: Final = _INDEXED | _DYNAMIC  # the byte that stands for the newest entry of the dynamic table
 # This byte begins a field that has the newest entry's name and is added to the table.
 _NEWEST_NAMES: Final = 0x40 | _DYNAMIC
-_ONE_BYTE: Final = 0xFE  # if the byte is below this, its index fits into the byte, and so does that index plus one
+_ONE_BYTE: Final = 0xFE  # if the byte is below this value, its index and the next index both fit into one byte
 _ONE_MORE: Final = bytes(code + (_NEWEST <= code < _ONE_BYTE) for code in range(256))
 _NAME: Final = re.compile(rb":?[!#$%&'*+\-.^_`|~0-9a-z]+")
 _GRPC_TYPE: Final = re.compile(rb"application/grpc(?:[+;]|$)")

@@ -85,7 +85,7 @@ class Connection(Session):
         self._began = now
         self._preface = True  # whether the peer's preface is incomplete
         self._expecting = True  # whether only a certain frame may come next: the first SETTINGS, or a CONTINUATION
-        self._rest = bytearray()  # the begin of the preface or of a frame that is incomplete
+        self._rest = bytearray()  # the beginning of the preface or of a frame that is incomplete
         self._later = b""  # the part of the last read that waits for the next turn
         self._credit = CONNECTION_CREDIT  # bytes of DATA that we let the peer send now
 

@@ -169,7 +169,7 @@ class ServerProtocol(asyncio.Protocol):
         self._flush()
 
     def make_room(self) -> None:
-        """Closes the connection at once, in favour of others."""
+        """Closes the connection at once, to make room for other connections."""
         self._lingering = True
         self.connection.displace()
         self._flush()

@@ -123,7 +123,7 @@ class Session(Output):
         return self.closing or self._goaway is not None
 
     def displace(self) -> None:
-        """Closes the connection in favour of others."""
+        """Closes the connection to make room for other connections."""
         self.abuse("connections", Error.CALM)
 
     def drain(self) -> None:

@@ -29,7 +29,7 @@ class Faults:
         self._warnings = Warnings(time.monotonic)
         # (plugin, text) that was logged; bounded, because the configuration bounds the plugins.
         self._remarked: set[tuple[str, str]] = set()
-        self._logged = (0.0, 0)  # the begin of the current second, and the number of traces logged in it
+        self._logged = (0.0, 0)  # the beginning of the current second, and the number of traces logged in it
 
     def request_failed(self, problem: BaseException) -> None:
         """Logs an exception that the transport has caught."""

@@ -106,7 +106,7 @@ def _items(message: bytes, at: int, end: int) -> list[Place]:
     try:
         while at < end:
             if message[at] != FIRST:
-                raise ProtocolViolation("malformed metadata: a list has items only")
+                raise ProtocolViolation("malformed metadata: a list has a field that is no item")
             size, start = read_varint(message, at + 1)
             at = start + size
             items.append((start, at))

@@ -24,7 +24,7 @@ def test_a_clear_difference_is_said_with_its_interval() -> None:
 def test_a_difference_that_chance_explains_is_called_so() -> None:
     shuffled = np.random.default_rng(1).permutation(times(0.1, 1)).tolist()
     said = verdict("b.yaml", change([run(times(0.1, 1))], [run(shuffled)]))
-    assert said.startswith("b.yaml: first tokens no sooner or later than chance explains (95 % interval: ")
+    assert said.startswith("b.yaml: the times to the first token differ no more than by chance (95 % interval: ")
     assert "sooner to" in said
     assert said.endswith("later)")
 

@@ -22,7 +22,7 @@ def test_a_server_that_answers_errors_at_once_is_ejected_and_named(status: int, 
     assert pool.events[0][0] < 2.0
     name, why = pool.why(Step.EJECTED)
     assert name == cause
-    assert why.startswith("100% of its last ") and why.endswith(f"(most: {cause}), and 0% of those of the others")
+    assert why.startswith("100% of its last ") and why.endswith(f"(most: {cause}), and 0% of the answers of the other endpoints")
 
 
 @pytest.mark.parametrize("status", [404, 429, 400, NOTHING])
@@ -34,7 +34,7 @@ def test_a_server_that_gets_all_requests_and_fails_them_is_ejected(status: int) 
     assert set(pool.ejected()) == {2} and pool.events[0][0] < 1.5
     assert sent.count(2) < 0.1 * len(sent)
     assert Step.RETURNED not in [step for _, _, step in pool.events]
-    assert pool.why(Step.EJECTED)[1].endswith("and no other got a request")
+    assert pool.why(Step.EJECTED)[1].endswith("and no other endpoint got a request")
 
 
 @pytest.mark.parametrize("rate", [1.0, 5.0, 20.0, 100.0])

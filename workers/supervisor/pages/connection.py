@@ -181,7 +181,7 @@ class Connection(asyncio.BufferedProtocol):
     def broke_off(self, fault: Exception | None, *, begun: bool) -> None:
         """Gives a page up: answers with 500 if no part of it was sent, otherwise ends the connection.
 
-        `fault`: the exception of the page; None if the page must make room for others.
+        `fault`: the exception of the page; None if the page must make room for other pages.
         """
         assert self._delivery is not None
         request = self._delivery[1]

@@ -72,7 +72,7 @@ class Delivery:
     """Sends one page to one reader. `full_since`: the time since which the reader's buffer has been full, or None while it has room."""
 
     def __init__(self, body: Iterator[Piece], reader: Reader, *, gzip: bool, endless: bool = False) -> None:
-        """`endless`: whether the page has no end. Such a page takes no place of others."""
+        """`endless`: whether the page has no end. Such a page takes no place of other pages."""
         self.endless = endless
         self._body = body
         self._gzip = gzip

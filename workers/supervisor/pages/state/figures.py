@@ -117,11 +117,11 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
 class EndpointFigures(msgspec.Struct, frozen=True, kw_only=True):
     """One endpoint. `scraped`: the columns that it reports. `traffic_share`: its share of the decisions since the last look.
 
-    `predicted_share` and `reported_share`: as in `Requests`. `predicted_tokens`: predicted as cached, mean of the compared requests; None:
-    none was compared. `not_precise`: why the prefix matches of the endpoint, or of most requests, are not precise, or "". `events_age_s`:
-    seconds since the last message of its event stream. `held_blocks`: the number of blocks in its cache, according to its events. These
-    three are None if the picker follows no event streams. `first_token`: the learned time to the first token in words, or None if the
-    latency model has learned nothing. `pool`: its name; None if the picker has one pool.
+    `predicted_share` and `reported_share`: as in `Requests`. `predicted_tokens`: predicted as cached, mean of the compared requests; None
+    if none was compared. `not_precise`: why the prefix matches of the endpoint, or of most requests, are not precise, or "".
+    `events_age_s`: seconds since the last message of its event stream. `held_blocks`: the number of blocks in its cache, according to its
+    events. These three are None if the picker follows no event streams. `first_token`: the learned time to the first token in words, or
+    None if the latency model has learned nothing. `pool`: its name; None if the picker has one pool.
     """
 
     name: str
