@@ -98,7 +98,7 @@ def struct_faults() -> list[str]:
 
 
 def generate(target: Path) -> tuple[list[Path], list[Path], list[str]]:
-    """Writes the library's C sources to `target`. Returns the paths of these, of mypyc's own sources, and of the folders of headers."""
+    """Writes the library's C sources to `target`. Returns the paths of these and mypyc's own sources, and the folders of headers."""
     from mypyc.build import include_dir, mypyc_build
     from mypyc.common import RUNTIME_C_FILES
     from mypyc.options import CompilerOptions

@@ -19,9 +19,9 @@
 - The writer (`shm.prefix_writer`) assigns owner ids. It frees the entries of a retired owner step by step, and assigns its id again
   only after `sweep_step` has covered the whole table.
 - An owner may have a capacity (`shm.index_capacity`). If an owner has more entries, the writer removes its oldest entries.
-- The control words count entries that were freed or, `dropped`, never stored. `evictions`: live entries that were overwritten because
-  their buckets were full. `over capacity`: entries beyond their owner's capacity. `gone`: entries of retired owners. `taken back`:
-  entries that `forget` freed.
+- The control words count entries. `dropped`: entries that were never stored. The other words count freed entries. `evictions`: live
+  entries that were overwritten because their buckets were full. `over capacity`: entries beyond their owner's capacity. `gone`: entries
+  of retired owners. `taken back`: entries that `forget` freed.
 - Only one process writes the index. Its successor counts the entries and continues. The id of a retired owner then becomes free only
   after one more full sweep.
 

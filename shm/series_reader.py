@@ -69,7 +69,7 @@ class Rows:
         self._room = room or UNLIMITED
         self._free = list(range(count, 0, -1))
         self._taken = self._fine = self._fine_weight = 0
-        self._users = [1, *[0] * count]  # by row: how many tuples count there
+        self._users = [1, *[0] * count]  # by row: how many tuples are counted in the row
         self.of: dict[Labels, int] = {other: 0}
         self._labels: dict[int, Labels] = {0: other}
 

@@ -60,7 +60,7 @@ class EffectiveConfig:
     flow: FlowPlan | None = None  # None if flow control is off
     places: Mapping[Path, int] = field(default_factory=dict)
     tenants: TenantsEntry | None = None  # None if clients name their fairness ids
-    keys: Mapping[str, Keys] = field(default_factory=dict)  # of the files that `tenants` names, when they were read
+    keys: Mapping[str, Keys] = field(default_factory=dict)  # the contents of the files that `tenants` names
 
     @property
     def key_texts(self) -> dict[str, str]:

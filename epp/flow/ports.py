@@ -92,7 +92,7 @@ class Head(NamedTuple):
 class Elsewhere(NamedTuple):
     """Says what waits in other replicas of the picker."""
 
-    priority: int  # of the most important band in which something waits
+    priority: int  # the priority of the most important band in which something waits
     progress: int  # changes when a replica with a request of this band lets a request through
 
 

@@ -27,7 +27,7 @@ CAPACITY = gauge("kv_cache_events_pool_capacity", "Processes that read events.")
 ERRORS = counter("kv_cache_events_zmq_errors_total", "Connections to event sockets whose peer does not speak ZeroMQ.")
 PRECISE = gauge(
     "kv_cache_events_precise",
-    "Whether requests whose tokens are known are matched precisely, by what the endpoint says it holds; 0: approximately.",
+    "1 if the picker matches requests with known tokens by the blocks that the endpoint reports; 0 if approximately.",
 )
 STREAM_AGE = gauge("kv_cache_events_age_seconds", "Time since the last message from the endpoint's event socket.")
 HELD = gauge("kv_cache_events_held_blocks", "Blocks that the endpoint says it holds, in all tiers.")

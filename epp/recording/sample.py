@@ -9,7 +9,7 @@ from typing import Final
 
 PER_S: Final = 100.0  # requests of each of the two kinds that a worker records in a second: both take at most 0.1 % of a core
 SLOW_SHARE: Final = 0.05
-STEP: Final = 0.05  # by which share of itself one time can move the percentile
+STEP: Final = 0.05  # the share of itself by which one time can move the percentile
 ERROR: Final = 400
 
 

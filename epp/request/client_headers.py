@@ -28,7 +28,7 @@ TTL_MS: Final = "x-llm-d-request-ttl-ms"
 TTFT_SLO_MS: Final = ("x-llm-d-slo-ttft-ms", "x-slo-ttft-ms")
 TPOT_SLO_MS: Final = ("x-llm-d-slo-tpot-ms", "x-slo-tpot-ms")
 DEBUG: Final = ("x-llm-d-debug",)
-PREFER: Final = "prefer"  # of RFC 7240; read for the preference if-available (`epp.decision.if_available`)
+PREFER: Final = "prefer"  # the header of RFC 7240; read for the preference if-available (`epp.decision.if_available`)
 MODEL_REWRITE: Final = ("x-llm-d-model-name-rewrite", "x-gateway-model-name-rewrite")
 GROUPS: Final[Mapping[str, tuple[str, ...]]] = {  # name in --trust-client-headers -> the headers of this group
     "fairness": FAIRNESS_ID,

@@ -27,7 +27,7 @@ WINDOW_MIN, WINDOW_MAX = 100, 500  # requests from which one server is fitted, o
 WINDOWS_TOTAL: Final = 3_000
 LONGER: Final = 3  # windows of this many times the size, if answers are long
 WARM_UP: Final = 0.1  # the first share of a window, which fills the model of the server
-FULL_SHARE: Final = 0.03  # of the looks at a server: it runs its most requests, and others wait
+FULL_SHARE: Final = 0.03  # the share of the looks at a server that show its most requests, and waiting ones
 # Searches, each around the best so far: by which share values differ at first, and how many to try.
 COARSE: Final = ((0.4, 120),)
 FINE: Final = ((0.15, 160), (0.07, 120))

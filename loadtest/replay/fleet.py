@@ -28,7 +28,7 @@ from workers.shared.bus import AGE_TICKS
 from workers.shared.index_limits import PrefixUse
 
 SCRAPE_S: Final = 0.05
-INDEX_S: Final = 0.009  # from a decision until all workers see its blocks in the index
+INDEX_S: Final = 0.009  # the time from a decision until all workers see its blocks in the index
 INDEX_ENTRIES: Final = 1 << 19
 SERVER_BLOCK_TOKENS: Final = 16
 Batch = tuple[int, float, float]  # slot of an endpoint; requests that it runs; requests that wait there

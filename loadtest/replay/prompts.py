@@ -21,7 +21,7 @@ from loadtest.replay.reading import Asked
 from loadtest.replay.runs import HASH_BYTES, Run, Runs
 
 OPEN: Final = -1
-ANSWER_SHARE: Final = 0.5  # of an answer's tokens, by which a next turn is longer at least: tokens are estimates
+ANSWER_SHARE: Final = 0.5  # a next turn is longer by at least this share of the answer's tokens, which are estimates
 
 
 class Prompts(NamedTuple):

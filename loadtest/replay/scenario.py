@@ -16,7 +16,7 @@ from loadtest.replay.reading import SHOWN_EVERY, Lifetime, Recording, read
 from loadtest.replay.run import Ints, Replay, Run, World, world
 from loadtest.replay.servers import Speed
 
-FEW_REQUESTS: Final = 10_000  # in which chance moves a p95 by several percent
+FEW_REQUESTS: Final = 10_000  # with so few requests, chance moves a p95 by several percent
 RUNS: Final = 5
 GC_YOUNGEST: Final = 100_000  # high, because cycles are rare in a replay, and the many objects of a recording stay
 

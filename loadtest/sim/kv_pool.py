@@ -46,7 +46,7 @@ class Dropped(NamedTuple):
 
 
 Change = Gained | Offloaded | Dropped
-Blocks = tuple[Sequence[int], int]  # of one request: the hashes of its prompt's whole blocks, and how many blocks it needs in all
+Blocks = tuple[Sequence[int], int]  # for one request: the hashes of its prompt's whole blocks, and how many blocks it needs in all
 
 
 def token_count(prompt: bytes) -> int:

@@ -58,7 +58,7 @@ from workers.worker.held import NoHeldBlocks
 from workers.worker.services import WorkerServices
 
 S = TypeVar("S", bound=WorkerServices)
-SEED = 0  # of the random numbers that break ties, so that every run decides alike
+SEED = 0  # the seed of the random numbers that break ties, so that every run decides alike
 NO_OBJECTS = Objects()
 
 

@@ -226,7 +226,7 @@ FLAGS = (
         flag("metrics-legacy-names", BOOL, "true", "Show metrics under their older names, too."),
         flag("enable-pprof", BOOL, "true", "Serve CPU profiles of workers on the metrics port."),
         flag("ui", BOOL, "true", "Serve the page /ui on the metrics port."),
-        flag("debug-remote", BOOL, "false", "Serve /debug and /ui to other clients than loopback, too, where no token is asked for."),
+        flag("debug-remote", BOOL, "false", "Where /debug and /ui need no token, serve them to all clients, not only loopback."),
         flag(
             "debug-port-forward",
             BOOL,

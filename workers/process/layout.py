@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from workers.host.options import Options
 
 DOCUMENT_BYTES_PER_ENDPOINT: Final = 1024
-LATENCY_BYTES: Final = 2048  # of the pool's part of the latency model
+LATENCY_BYTES: Final = 2048  # the size of the pool's part of the latency model
 LATENCY_BYTES_PER_ENDPOINT: Final = 192
 OBJECTIVES_BYTES: Final = 512 << 10
 REWRITES_BYTES: Final = 512 << 10
@@ -80,7 +80,7 @@ NAME_BYTES: Final = 264
 POOL_OBJECTIVES_BYTES: Final = 32 << 10
 POOL_BANDS_BYTES: Final = 512  # instead of POOL_OBJECTIVES_BYTES, if there are no objectives
 POOL_REWRITES_BYTES: Final = 64 << 10
-POOL_HASH_LINES: Final = 64  # of the pool's flow areas
+POOL_HASH_LINES: Final = 64  # the hash lines of the pool's flow areas
 UNUSED: Final = Group("unused", (), counters=(Metric("unused_total", "counter", "Of a spare table without an owner."),))
 # Gauges of the supervisor. LOADED: 1 after the first endpoints are known. LEADS_UNTIL: the end of the supervisor's lease, in milliseconds
 # on the clock of `workers.supervisor.kube.lease`, or 0 if the supervisor does not lead

@@ -78,7 +78,7 @@ class Memory:
         if layout.kv_events is not None:
             self.kv_events = KvMemory(layout.kv_events, parts)
         self.flows = [FlowAreas(schema, parts[part_of("flow", pool)], self.areas) for pool, schema in enumerate(layout.flows)]
-        self.flow = self.flows[0]  # of the first pool, or of the only pool
+        self.flow = self.flows[0]  # the flow areas of the first or only pool
         self._series = {name: (schema, parts[layout.spares.get(name, name)]) for name, schema in layout.series.items()}
 
     @classmethod

@@ -429,7 +429,7 @@ class Rollout:
         return self.highest, next(s for n in range(SLOTS) if (s := (last + 1 + n) % SLOTS) not in reserved)
 
     def _end(self, successful: bool, text: str, *, answers: bool) -> None:
-        """Ends a spread. A trial that runs goes on."""
+        """Ends a spread, but not a running trial."""
         if isinstance(self.state, Spreading):
             self.state = Idle()
         self._finish(successful, text, answers=answers)

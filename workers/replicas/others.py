@@ -78,7 +78,7 @@ class Others:
         self.live: dict[str, Other] = {}
         self.totals: dict[int, Load] = {}
         self.refused: Counter[str] = Counter()  # reason for ignored messages -> number
-        self.messages = self.bytes = self.lost = 0  # of all other replicas, since the start
+        self.messages = self.bytes = self.lost = 0  # sums over all other replicas, since the start
         self.echo = 0  # the sequence of the last message of this replica that came back
         self.highest = 0  # the highest number of a replica's life so far, up to EPOCH_FOLLOWED_MAX
         self.stirred: set[int] = {ONLY}  # the keys of pools where the waiting requests may differ from the last result of `flows`

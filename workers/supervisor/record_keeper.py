@@ -125,7 +125,7 @@ class RecordKeeper:
         return Recorded("", self._why_not) if running is None else Recorded(os.path.abspath(running.files.folder))
 
     def use(self, instance: Instance) -> None:
-        """Records the columns of a later configuration, and other pools."""
+        """Records the columns and pools of a later configuration from now on."""
         self._instance = instance
         self._endpoints.use(instance)
 

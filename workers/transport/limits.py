@@ -62,7 +62,7 @@ class Limits:
     # Names, values and 32 per field, as HPACK counts; 1 byte on the wire may stand for 4 KiB.
     header_list: int = 64 * 1024
     continuations: int = 8  # per header block, of at most 16 KiB: these fit into two frames, and clients use few more
-    header_seconds: float = 5.0  # from the first frame of a header block to its last; peers send them in one write
+    header_seconds: float = 5.0  # limit from the first to the last frame of a header block; peers send these in one write
     preface_seconds: float = 10.0  # a client sends its preface first; this suffices for the slowest link
     drain_ping_seconds: float = 1.0  # how long a graceful shutdown waits for the answer to its PING
     keepalive_seconds: float = 60.0  # when the peer has sent no byte for this long, we send a PING

@@ -160,7 +160,7 @@ class Adoption:
         self._retired: list[WorkerParts] = []
         self._ending: set[asyncio.Task[None]] = set()
         self._ended = 0  # configurations that have ended and are not freed yet
-        self._changed_at = 0.0  # in the loop's time
+        self._changed_at = 0.0  # in the time of the event loop
         self._show()
 
     def look(self) -> None:

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from workers.shared.doctor_report import ERROR, WARNING, Finding
 
-PORTS: Final = (9901, 19000, 15000)  # of deploy/envoy.yaml and the chart, Envoy Gateway, Istio
+PORTS: Final = (9901, 19000, 15000)  # the admin ports of deploy/envoy.yaml and the chart, of Envoy Gateway, and of Istio
 DUMP: Final = "/config_dump?include_eds"
 STATS: Final = "/stats?format=json&filter=%5Ecluster%5C.{}%5C.%7Cext_proc"
 ADMIN_S: Final = 5.0

@@ -19,7 +19,7 @@ class Limits(NamedTuple):
     bytes: int = 2 << 30
 
 
-RECENT: Final = Limits(file_bytes=4 << 20, files=64, bytes=64 << 20)  # of the small recording that is always on
+RECENT: Final = Limits(file_bytes=4 << 20, files=64, bytes=64 << 20)  # the limits of the small recording that is always on
 
 
 class Frame(NamedTuple):

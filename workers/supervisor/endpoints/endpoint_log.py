@@ -174,7 +174,7 @@ class Collected:
             "changes": changes if changes > len(self.times) else None,
             "previous": dict(self.previous),
             "causes": dict(self.causes),
-            "why": next((change.why[:TEXT_MAX] for change in self.changes.values() if change.why), None),  # of one of the changes
+            "why": next((change.why[:TEXT_MAX] for change in self.changes.values() if change.why), None),  # the reason of one change
         }
         return {"endpoints": len(self.times), "first": list(self.changes), **{name: value for name, value in found.items() if value}}
 

@@ -233,7 +233,7 @@ class Connection(asyncio.BufferedProtocol):
             elif self._client_done:
                 self._transport.close()
         except BadRequest as bad:
-            self._server.costly(self.host, f"sends what is no request ({bad})")
+            self._server.costly(self.host, f"sends malformed requests ({bad})")
             if self._state.our_state in (h11.IDLE, h11.SEND_RESPONSE):
                 self._send(refusal(bad.status, str(bad)), close=True)
             self._transport.close()

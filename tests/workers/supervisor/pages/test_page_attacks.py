@@ -74,11 +74,11 @@ async def attacked(address: tuple[str, int], piece: bytes, *, reads: bool) -> in
     ("piece", "reads", "why"),
     [
         (b"\r\n" * 20_000, False, "sends "),
-        (b"\r\n", True, "sends what is no request"),
+        (b"\r\n", True, "sends malformed requests"),
         (b"GET / HTTP/1.1\r\n" * 5_000, True, "sends "),
         (b"GET /x HTTP/1.1\r\nHost: x\r\n\r\n" * 5_000, True, "sends more"),
         (b"GET /x HTTP/1.1\r\nHost: x\r\n\r\n", True, "sends more"),
-        (b"GET /x HTTP/1.1\r\nX: " + bytes(1000), True, "sends what is no request"),
+        (b"GET /x HTTP/1.1\r\nX: " + bytes(1000), True, "sends malformed requests"),
     ],
 )
 def test_an_attack_on_one_connection_is_ended_and_named(piece: bytes, reads: bool, why: str) -> None:

@@ -46,7 +46,7 @@ REQUESTS: Final = ("picks_total", "refusals_total", "faults_total")
 # The gauge `leaving` of a worker that has ended as intended -> the worker's state.
 ENDED: Final[Mapping[int, str]] = {Leaving.LEAVES: "removed", Leaving.DRAINS: "ended"}
 ERRORS: Final = ("refusals_total", "faults_total")
-ENDPOINTS_AT_ONCE: Final = 100  # in a step of about 1 ms
+ENDPOINTS_AT_ONCE: Final = 100  # endpoints of one step, which takes about 1 ms
 
 T = TypeVar("T")
 

@@ -11,7 +11,7 @@ from workers.shared.doctor_report import ERROR, WARNING, Finding
 from workers.supervisor.pages.state.finding_texts import Values, names, recent_answers, some
 from workers.supervisor.pages.state.look import counts_of
 
-APART: Final = 0.25  # of the prompt: a larger difference between predicted and reported shares is a finding
+APART: Final = 0.25  # a larger difference between the predicted and the reported share of a prompt is a finding
 # Predictions of fewer blocks of a server than this prove nothing: they may be of a block that it did not fill.
 BLOCKS_BEYOND: Final = 2
 IGNORED_MIN: Final = 3  # answers; one alone may be of a prefix that the picker has forgotten
