@@ -17,7 +17,7 @@ the code in `shm`, carries them out in every order that the Arm model allows, an
 - A document is read as it was written; its CRC suffices for this. Without its fences, the current version may be unreadable.
 - An index entry is one word, so a reader never combines the tag of one entry with the owner of another. So it needs no fence.
 
-`shm.series` and `shm.flow_areas` have fences for the same reason as documents: they store last the number that makes other words valid.
+`shm.series` and `shm.flow_areas` have fences for the same reason as documents: the number that makes other words valid is stored last.
 """
 
 import platform

@@ -12,9 +12,9 @@ A worker takes a place in its row when it sends a request, and frees the place a
 what the index learns from the bus some milliseconds later. They find at least 4 of 5 blocks that two prompts share. Prefills without a
 marked block are too short to be shown. A request that finds no free place is not shown either.
 
-A record is written before its key, and the key is cleared first. A reader that finds another key or another start after it has read a
-record ignores the record. A worker clears its row at its start. Until then, the row of a worker that has died may name prefills that have
-ended, so places older than OLD_S are ignored.
+A record is written before its key, and the key is cleared first. After it has read a record, a reader checks key and start again, and
+ignores the record if one has changed. A worker clears its row at its start. Until then, the row of a worker that has died may name prefills
+that have ended, so places older than OLD_S are ignored.
 """
 
 from typing import Final

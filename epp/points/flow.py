@@ -207,7 +207,7 @@ class FairnessPolicy(Plugin):
 
 
 class DisplacementPolicy(Plugin):
-    """Chooses the waiting item of a band that is displaced when a more important request arrives and the limits are reached."""
+    """Chooses which waiting item of a band to displace when a more important request arrives and the limits are reached."""
 
     queue_needs: ClassVar[Capability] = Capability.TAIL
 

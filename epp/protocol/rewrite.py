@@ -31,7 +31,7 @@ _BLANKS: Final = b" \t\r\n"
 _BRACE: Final = 0x7B
 _QUOTE: Final = 0x22
 _KEY: Final = b'"model"'
-_BEGIN: Final = _KEY[:2]  # searched at the end of a piece, because it is rarer than a quote alone
+_BEGIN: Final = _KEY[:2]  # to search at the end of a piece: these two bytes are rarer than a quote alone
 _MISSING: Final = msgspec.Raw()
 
 Body = bytes | memoryview

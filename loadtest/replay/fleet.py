@@ -1,7 +1,7 @@
 """The servers of a replay, and what workers know of them: the listed endpoints, the values of the last scrape, the load, and the prefix
 index.
 
-A scrape sees all servers that answer, every SCRAPE_S. The index learns the blocks of a request INDEX_S after the decision. Servers join and
+Every SCRAPE_S, a scrape sees all servers that answer. The index learns the blocks of a request INDEX_S after the decision. Servers join and
 leave at the times of the recording. A server that was down fails its requests, and comes back with an empty cache.
 """
 

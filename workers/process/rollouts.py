@@ -105,8 +105,8 @@ class Rollouts:
         return min((rollout.next_deadline(now, waits=self._waits(key)) for key, rollout in self.members.items()), default=math.inf)
 
     def follow(self, changed: Collection[int], unchanged: Collection[int]) -> None:
-        """Notes which pools have changed, as found by the trial of the list, which is about to end. When the list is in force, these pools
-        are reloaded."""
+        """Notes which pools have changed. The trial of the list has found this, and is about to end. When the list is in force, these
+        pools are reloaded."""
         self._begun = False
         self.round = Round(dict.fromkeys(changed, 0), {key: ReloadResult(None, UNCHANGED) for key in unchanged})
 

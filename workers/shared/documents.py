@@ -225,7 +225,7 @@ class AssignedView(DocumentView[PlacedPools]):
     """Reads which InferencePools have which places, if the picker finds them."""
 
     def __init__(self, reader: DocumentReader, places: int) -> None:
-        """`places`: how many there are."""
+        """`places`: the number of places."""
         super().__init__(reader, assigned_of(places), _decode_placed, NONE_PLACED)
         self._found = places > 0
 

@@ -124,7 +124,7 @@ class Kubernetes:
             self._background.keep(self.candidacy.run(self.api))
 
     def follow_objects(self, objects: PoolsObjects) -> None:
-        """Gives the objectives and model rewrites of all pools that are InferencePools to `objects`. A pod selector has no objects."""
+        """Gives `objects` the objectives and model rewrites of all InferencePools. A pool with a pod selector has none."""
         for namespace, changed in objects.asking.items():
             found = KubeObjects(
                 self._connected(), namespace, changed, report=self._report, outage=self._outage, expects=objects.expects(namespace)

@@ -203,7 +203,7 @@ class Connection(asyncio.BufferedProtocol):
         """Asks for a turn, unless the connection has asked already or the client waits for an answer."""
         if not self.busy and not self._transport.is_closing() and (self._arrived or self._left or self._client_done):
             self._scheduled = True
-            self._transport.pause_reading()  # otherwise a client that sends byte by byte costs a wake-up for each
+            self._transport.pause_reading()  # otherwise each byte of a slow client would wake the loop up
             turns = self._server.turns
             ask = turns.urgent if self._arrived.startswith(PROBES) else turns.prompt
             ask(self._turn, self.host)
