@@ -203,8 +203,8 @@ def read_producer(plugins: Iterable[Plugin], named: str = "") -> str:
     """Returns the name of the producer whose matches a plugin reads: `named` if given, else APPROXIMATE, as in the reference picker.
 
     If nothing is `named` and the only listed producer is of another type, such as a precise one, returns that producer's name. A listed
-    approximate producer with another name is ignored here, because a configuration may have one producer per tier of the cache, and name
-    only the second one.
+    approximate producer with a name of its own is ignored here: a configuration may have one producer per tier of the cache, and only the
+    second one has its own name.
     """
     only = None if named else only_producer(plugins)
     if only is None or type(only).type_name == APPROXIMATE:

@@ -1,8 +1,8 @@
 """Finds what prompts have in common: which request continues which conversation, and what servers cache beyond the blocks of earlier
 prompts.
 
-A request continues a conversation if its prompt begins with the whole prompt of an earlier request, that prompt had a block of its own, and
-there is room for that request's answer. So several questions about one document are not taken as a conversation.
+A request continues a conversation if its prompt begins with the whole prompt of an earlier request, if the earlier prompt had a block of
+its own, and if there is room for the earlier answer. So several questions about one document are not taken as a conversation.
 
 Block hashes show only in whole blocks of the picker what two prompts share. A server caches smaller blocks, and may keep its answer, with
 which the next turn begins. How much that is follows from the server's report, if the server held all blocks that any earlier prompt had.

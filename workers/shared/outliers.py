@@ -1,6 +1,6 @@
 """Finds endpoints with answers that fail far more often than the answers of other endpoints to the same kind of request. Pure code.
 
-    workers ─ counts ─▶ evidence per kind, which fades ─┬─▶ failing: its failed answers count as load (`epp.endpoints.failing`)
+    workers ─ counts ─▶ evidence per kind, which fades ─┬─▶ failing: its failed answers are load (`epp.endpoints.failing`)
                                                         └─▶ outlier: to be ejected (`workers.shared.ejection`)
 
 An answer has failed if its status is 400 or more, or if it is a 200 without a body where tokens were due. A server that fails requests at

@@ -72,7 +72,7 @@ class Room:
         self._crowd: deque[Peer] = deque()
 
     def left(self, count: int, now: float, peers: Iterable[Peer]) -> int:
-        """Returns how many connections may be accepted while `count` are open: one, none, or many, most of which `admits` refuses.
+        """Returns how many connections may be accepted while `count` are open: one, none, or many (`admits` refuses most of these).
 
         At the limit, makes some connections give way.
         """

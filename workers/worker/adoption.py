@@ -5,8 +5,8 @@
 - The loop serves on while the thread loads. Meanwhile, the interpreter switches between the two every SWITCH_S.
 - A candidate is loaded in the same way, and used beside the configuration in force. When a candidate is promoted, the worker has it
   already.
-- An open stream keeps the app of its configuration to its end. At each heartbeat, the worker looks through its open streams. When the last
-  stream of an old configuration has ended, it ends the plugins' work of that configuration.
+- An open stream keeps the app of its configuration to its end. At each heartbeat, the worker looks through its open streams. After the last
+  stream of an old configuration, the worker ends the work of the plugins of that configuration.
 - If a step fails, the worker keeps its configuration and reports the reason. The parent then returns to the old configuration. If there is
   no old configuration, the worker tries again after AGAIN_S.
 """

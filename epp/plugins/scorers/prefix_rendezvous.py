@@ -45,9 +45,9 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 class PrefixRendezvous(FollowsMatches, Scorer):
     """Scores 1 for the two endpoints named for the first block of the prompt that at most two candidates hold; 0 for the others.
 
-    The scorer's weight says how much lower the other scores of a named endpoint may be than those of the best endpoint. A named endpoint
-    scores 0 while it has more running and waiting requests than 1.5 times the mean plus 1. The last block is used only if it is whole.
-    There are no scores if three candidates hold every block, or if there are fewer than three candidates.
+    A named endpoint beats an unnamed one whose other scores are better by at most this scorer's weight. A named endpoint scores 0 while it
+    has more running and waiting requests than 1.5 times the mean plus 1. The last block is used only if it is whole. There are no scores if
+    three candidates hold every block, or if there are fewer than three candidates.
     """
 
     Params = Parameters

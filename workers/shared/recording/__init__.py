@@ -31,4 +31,4 @@ class Frame(NamedTuple):
 
 
 class Unreadable(Exception):
-    """Raised if a file or folder cannot be read as a recording. The text names it and the reason."""
+    """Raised if a file or folder cannot be read as a recording. The text names the file or folder, and the reason."""
