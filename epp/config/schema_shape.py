@@ -6,6 +6,7 @@ the docstring of its struct: from `field_name: text` at the beginning of a line,
 and a colon.
 """
 
+import functools
 import inspect
 import re
 from collections.abc import Mapping
@@ -18,6 +19,7 @@ Json = dict[str, Any]
 NULL: Final = {"type": "null"}
 OR_NULL: Final = "OrNull"  # suffix for the names of parts that may also be null
 REF: Final = "#/$defs/"
+STRUCTS_MAX: Final = 512  # more than the built-in plugins have
 _FIELD = re.compile(r"^(\w+): ", re.MULTILINE)
 _SENTENCE = re.compile(r"`(\w+)`: (.+?\.)(?= [`A-Z]|$)")
 _SNAKE = re.compile(r"`[a-z]+(?:_[a-z]+)+`")
@@ -34,8 +36,9 @@ def described(part: Json, struct: type[msgspec.Struct]) -> Json:
     return result | ({"properties": properties} if properties else {})
 
 
-def field_texts(struct: type[msgspec.Struct]) -> tuple[str, dict[str, str]]:
-    """Returns the description of a struct, and those of its fields by their names in the code.
+@functools.lru_cache(STRUCTS_MAX)
+def field_texts(struct: type[msgspec.Struct]) -> tuple[str, Mapping[str, str]]:
+    """Returns the description of a struct, and those of its fields by their names in the code. Keeps those of STRUCTS_MAX structs.
 
     If a struct inherits a field, the docstring of the base class may describe the field.
     """
