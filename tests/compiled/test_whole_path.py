@@ -209,7 +209,7 @@ def raised(problem: BaseException) -> None:
 def contexts() -> tuple[ssl.SSLContext, ssl.SSLContext]:
     """TLS contexts of a server with a certificate, and of a client that trusts it."""
     authority = trustme.CA()
-    server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context()
+    server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     authority.issue_cert("picker").configure_cert(server)
     authority.configure_trust(client)
     for context in (server, client):

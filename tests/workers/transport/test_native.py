@@ -72,7 +72,7 @@ def test_plain_http_gets_an_answer_that_the_port_speaks_tls():
 
 def test_http1_within_tls_gets_an_answer_too():
     site = Site(server_context(None))
-    context = ssl.create_default_context()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:
         plain = socket.create_connection(("127.0.0.1", site.port), WAIT)
@@ -111,7 +111,7 @@ def test_a_handler_knows_the_port_and_the_authority_that_its_peer_has_called():
 
 def test_a_handler_knows_the_port_under_tls_too():
     site = Site(server_context(None), further=1)
-    context = ssl.create_default_context()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
     try:
@@ -266,7 +266,7 @@ def test_a_gateway_that_opens_a_connection_for_each_request_is_not_a_flood():
     """NGINX Gateway Fabric does so (`realExtProcClientFactory` in cmd/gateway/endpoint_picker.go of its repository)."""
     time_ = [10.0]
     site = Site(server_context(None), now=lambda: time_[0])
-    context = ssl.create_default_context()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
     request = PREFACE + frame(SETTINGS, 0, 0) + frame(HEADERS, 5, 1, block(path="/test/Nothing"))
