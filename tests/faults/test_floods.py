@@ -2,6 +2,8 @@
 
 import asyncio
 import threading
+from collections.abc import Callable
+from typing import TypeVar
 
 import pytest
 
@@ -14,6 +16,7 @@ from tests.faults.tls_attacks import garble
 from workers.host.memory import BURST_EVERY_S
 from workers.transport.limits import RESETS_OF_ALL_PER_SECOND
 
+Ended = TypeVar("Ended")
 PATIENCE_S = 20.0  # only a failure takes that long
 GOOD = 30
 ATTACKS_MAX = 10
@@ -99,43 +102,49 @@ def test_large_unfinished_bodies_give_way_to_those_of_others():
         assert asyncio.run(long_requests(picker.grpc)) == [Ending.OK] * GOOD
 
 
-def test_handshakes_without_end_from_one_address_delay_no_stream_of_another():
-    async def secure(port: int) -> list[Ending]:
-        endings = []
-        for number in range(GOOD):
-            gateway = Gateway(port, context=client_context())  # a handshake of its own
-            endings.append((await gateway.exchange(number))[0])
-            await gateway.close()
-        return endings
+async def secure(port: int) -> list[Ending]:
+    endings = []
+    for number in range(GOOD):
+        gateway = Gateway(port, context=client_context())  # a handshake of its own
+        endings.append((await gateway.exchange(number))[0])
+        await gateway.close()
+    return endings
 
+
+def shaken(attack: Callable[[int, float], Ended], port: int) -> tuple[list[Ended], list[Ending]]:
+    """Attacks a second at a time until the good streams have ended. Returns the ends of the attacks and of the streams."""
+    ends: list[Ended] = []
+    over = threading.Event()
+
+    def repeat() -> None:
+        while not ends or not over.is_set():
+            ends.append(attack(port, 1.0))
+
+    attacker = threading.Thread(target=repeat)
+    attacker.start()
+    try:
+        return ends, asyncio.run(secure(port))
+    finally:
+        over.set()
+        attacker.join()
+
+
+def test_handshakes_without_end_from_one_address_delay_no_stream_of_another():
     with Cluster() as cluster:
         picker = cluster.picker(cluster.fleet(2).file, "--secure-serving", workers=1)
-        attacker = threading.Thread(target=lambda: shake_hands(picker.grpc, 4.0))
-        attacker.start()
-        assert asyncio.run(secure(picker.grpc)) == [Ending.OK] * GOOD
-        attacker.join()
+        _, endings = shaken(shake_hands, picker.grpc)
+        assert endings == [Ending.OK] * GOOD
         assert abuse(picker)["handshakes"] > 0
         assert f"{ELSEWHERE} begins too many TLS connections" in picker.child.text()
         assert '"child ended"' not in picker.child.text()
 
 
 def test_garbled_handshakes_from_many_addresses_keep_no_stream_out():
-    async def secure(port: int) -> list[Ending]:
-        endings = []
-        for number in range(GOOD):
-            gateway = Gateway(port, context=client_context())
-            endings.append((await gateway.exchange(number))[0])
-            await gateway.close()
-        return endings
-
-    closed: list[int] = []
     with Cluster() as cluster:
         picker = cluster.picker(cluster.fleet(2).file, "--secure-serving", workers=1)
-        attacker = threading.Thread(target=lambda: closed.append(garble(picker.grpc, 3.0)))
-        attacker.start()
-        assert asyncio.run(secure(picker.grpc)) == [Ending.OK] * GOOD
-        attacker.join()
-        assert closed[0] > 0
+        closed, endings = shaken(garble, picker.grpc)
+        assert endings == [Ending.OK] * GOOD
+        assert sum(closed) > 0
         assert "handshake failed" in picker.child.text()
         assert '"child ended"' not in picker.child.text()
 
