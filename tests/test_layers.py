@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from compiled.build import struct_faults
+from tests.cases import cases
 from tests.layers import (
     ARROWS_MAX,
     CLASS_LINES_MAX,
@@ -51,7 +52,7 @@ def test_every_module_keeps_the_rules() -> None:
     assert found == []
 
 
-@pytest.mark.parametrize(
+@cases(
     ("module", "source", "message"),
     [
         ("epp.decision.decide", "import time", "epp.decision.decide imports time, which is banned in epp: take `now`"),
@@ -88,7 +89,7 @@ def test_a_planted_import_is_reported_with_an_alternative(module: str, source: s
     assert message in messages[0]
 
 
-@pytest.mark.parametrize(("above", "below"), list(itertools.pairwise(WORKERS)))
+@cases(("above", "below"), list(itertools.pairwise(WORKERS)))
 def test_a_package_of_workers_may_import_lower_packages_and_no_higher_ones(above: str, below: str) -> None:
     upwards = import_violations(f"workers.{below}.a", f"import workers.{above}.b")
     assert f"workers.{above} is above workers.{below}; move the code that both need into workers.{below} or below" in upwards[0]

@@ -17,6 +17,7 @@ from epp.metrics import PREFIX
 from epp.metrics.catalogue import TAKEN
 from epp.points.guard import VIOLATIONS
 from loadtest.sim import main as sim
+from tests.cases import cases
 from workers.cli import EARLIER, PICKER, commands, main
 from workers.cli.flags import Flag
 from workers.host.options import PASSWORD_VARIABLE
@@ -72,7 +73,7 @@ def pages() -> list[Path]:
 PAGES = pages()
 README = (ROOT / "README.md").read_text()
 BLOCKS = [(page, language, text) for page in PAGES for language, text in FENCE.findall(page.read_text())]
-each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+each_page = cases("page", PAGES)
 
 
 def code(page: Path) -> Iterator[str]:
@@ -201,7 +202,7 @@ def test_python_examples_compile_and_their_imports_exist(page: Path, text: str) 
                 assert hasattr(module, alias.name), f"{page}: {node.module} has no {alias.name}"
 
 
-@pytest.mark.parametrize("text", [text for _, language, text in BLOCKS if language == "yaml"])
+@cases("text", [text for _, language, text in BLOCKS if language == "yaml"])
 def test_yaml_examples_are_valid_yaml(text: str) -> None:
     assert yaml.safe_load(text)
 

@@ -11,6 +11,7 @@ from epp.decision.decide import choose
 from tests.bench.routing_formulas import dual_map, dynamo, lbgr, least_load, least_requests, lmetric, smetric, token_aware
 from tests.bench.routing_ledger import Formula, Prompt, Server
 from tests.bench.routing_zoo import FIELD_TEXT
+from tests.cases import cases
 from tests.fakes import FakePool, FakeServices, candidates, request
 
 
@@ -19,7 +20,7 @@ def cheapest(formula: Formula, prompt: Prompt, servers: list[Server]) -> set[int
     return {at for at, cost in enumerate(costs) if cost == min(costs)}
 
 
-@pytest.mark.parametrize(
+@cases(
     ("waiting", "kv", "blocks", "totals"),  # one value per server; blocks of the four of the prompt
     [
         ([7], [0.3], [2], [2 + 1.4 + 1.5]),
@@ -59,7 +60,7 @@ def test_fields_weights(waiting: list[float], kv: list[float], blocks: list[int]
         raise AssertionError("nothing in this configuration waits")
 
 
-@pytest.mark.parametrize(
+@cases(
     ("inflight", "chosen"),
     [
         ([0], {0}),
@@ -89,7 +90,7 @@ def test_least_requests(inflight: list[int], chosen: set[int]) -> None:
     assert cheapest(least_requests, Prompt(100), [Server(inflight=count) for count in inflight]) == chosen
 
 
-@pytest.mark.parametrize(
+@cases(
     ("tokens", "servers", "chosen"),  # a server: hit, pending
     [
         (100, [(0, 0)], {0}),
@@ -120,7 +121,7 @@ def test_token_aware(tokens: int, servers: list[tuple[int, int]], chosen: set[in
     assert cheapest(token_aware, Prompt(tokens), [Server(hit=hit, pending=ahead) for hit, ahead in servers]) == chosen
 
 
-@pytest.mark.parametrize(
+@cases(
     ("tokens", "hit", "pending", "held", "inflight", "usual", "agentic"),
     [
         (16, 0, 0, 0, 0, 1, 4),
@@ -152,7 +153,7 @@ def test_dynamo(tokens: int, hit: int, pending: int, held: int, inflight: int, u
     assert dynamo(2.0, 4.0, 64.0)(Prompt(tokens), [server]) == [agentic]
 
 
-@pytest.mark.parametrize(
+@cases(
     ("queued", "since", "rate", "kv", "cost"),
     [
         (0, 0, 10_000, 0.0, 0.0),
@@ -183,7 +184,7 @@ def test_least_load(queued: int, since: int, rate: float, kv: float, cost: float
     assert least_load(Prompt(100), [server]) == pytest.approx([cost])
 
 
-@pytest.mark.parametrize(
+@cases(
     ("tokens", "hit", "inflight", "cost"),
     [
         (100, 0, 0, 100),
@@ -213,7 +214,7 @@ def test_lmetric(tokens: int, hit: int, inflight: int, cost: int) -> None:
     assert lmetric(Prompt(tokens), [Server(hit=hit, inflight=inflight)]) == [cost]
 
 
-@pytest.mark.parametrize(
+@cases(
     ("tokens", "servers", "chosen"),  # a server: hit, pending, inflight and, if it is not 10,000, its rate
     [
         (100, [(0, 0, 0), (0, 0, 0)], {0, 1}),
@@ -248,7 +249,7 @@ def _server(hit: int, pending: int, inflight: int = 0, rate: float = 10_000.0) -
     return Server(hit=hit, pending=pending, inflight=inflight, rate=rate)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("one", "other", "chosen"),  # a server: hit, pending and, if it is not 10,000, its rate; the objective: 10,625 tokens
     [
         ((0, 0), (0, 1), 0),
@@ -291,7 +292,7 @@ def test_dual_map_sends_a_prefix_to_two_servers_whatever_the_others_do() -> None
         assert len(chosen) == 2
 
 
-@pytest.mark.parametrize(
+@cases(
     ("tokens", "hit", "pending", "bias_s", "cost"),
     [
         (100, 0, 0, 0.0, 0.01),

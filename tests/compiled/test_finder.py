@@ -14,6 +14,7 @@ from compiled.modules import PATHS, SOURCES
 from epp.config import registry
 from epp.plugins.filters.roles import DecodeFilter
 from epp.plugins.pickers.max_score import MaxScore
+from tests.cases import cases
 
 
 @pytest.fixture
@@ -114,6 +115,6 @@ def test_the_list_is_sorted_by_package_and_names_every_module_once() -> None:
         assert inside == sorted(inside)
 
 
-@pytest.mark.parametrize("path", PATHS)
+@cases("path", PATHS)
 def test_no_compiled_module_defines_a_msgspec_struct(path: str) -> None:
     assert not STRUCT.search((ROOT / path).read_text()), "mypyc drops the annotations: move it to another module"

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from compiled import kernels
 from compiled.kernels import latency_reference as reference
 from compiled.outlook import CELLS, START
+from tests.cases import cases
 
 native_only = pytest.mark.skipif(not kernels.NATIVE, reason="the kernels in C are not built")
 
@@ -142,10 +143,10 @@ def test_features_are_those_of_the_reference(values: list[float]) -> None:
     same(kernels.features(*values), reference.features(*values))
 
 
-@pytest.mark.parametrize("features", [kernels.features, reference.features])
-@pytest.mark.parametrize("uncached", [0.0, 5e-324, 1e-320, 1e-300])
-@pytest.mark.parametrize("speed", [0.5, 1.0])
-@pytest.mark.parametrize("elapsed", [0.0, 2.0])
+@cases("features", [kernels.features, reference.features])
+@cases("uncached", [0.0, 5e-324, 1e-320, 1e-300])
+@cases("speed", [0.5, 1.0])
+@cases("elapsed", [0.0, 2.0])
 def test_an_endpoint_that_computes_in_no_time_divides_nothing_by_it(features: Any, uncached: float, speed: float, elapsed: float) -> None:
     """5e-324 s at half of the speed are 0 s, and 0 s / 0 s is not a number."""
     rest = features(uncached, 1.0, 0.05, 8.0, speed, 100.0, 500.0, elapsed, 3.0)[2]

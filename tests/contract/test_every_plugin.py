@@ -16,6 +16,7 @@ from epp.plugins.producers.approx_prefix import ApproximatePrefix
 from epp.points.base import REGISTERED
 from epp.prefix.match import APPROXIMATE
 from epp.request import Request
+from tests.cases import cases
 from tests.epp.plugins.calls import PROFILE
 from tests.examples import examples
 from tests.fakes import FakeServices, candidates, request
@@ -149,7 +150,7 @@ def test_pickers_return_at_least_one_candidate_and_none_twice(situation: Candida
         assert picked and len(set(picked)) == len(picked) and all(0 <= index < size for index in picked), cls.type_name
 
 
-@pytest.mark.parametrize("cls", of(Plugin), ids=lambda cls: cls.type_name)
+@cases("cls", of(Plugin))
 def test_every_plugin_has_an_extension_point_and_a_description(cls: type[Plugin]) -> None:
     assert any(issubclass(cls, point) for point in EXTENSION_POINTS)
     assert cls.__doc__

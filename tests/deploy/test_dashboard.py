@@ -11,6 +11,7 @@ import yaml
 from epp.metrics import PREFIX, Group, Metric
 from epp.metrics.areas import WORKER_GAUGES
 from epp.metrics.catalogue import MODULES
+from tests.cases import cases
 from tests.deploy.renderers import CHART, ROOT
 
 OVERVIEW, EXPERTS = DASHBOARDS = [json.loads((ROOT / f"deploy/grafana/{name}.json").read_text()) for name in ("overview", "experts")]
@@ -63,7 +64,7 @@ def series() -> dict[str, set[str]]:
     return labels_by_name
 
 
-@pytest.mark.parametrize(("title", "query"), QUERIES)
+@cases(("title", "query"), QUERIES)
 def test_a_query_uses_metrics_that_the_picker_exports(title: str, query: str) -> None:
     names = NAME.findall(query)
     assert names
@@ -86,7 +87,7 @@ def test_variables_use_metrics_that_the_picker_exports() -> None:
         assert set(NAME.findall(query)) <= set(series())
 
 
-@pytest.mark.parametrize(("title", "query"), QUERIES)
+@cases(("title", "query"), QUERIES)
 def test_a_query_groups_by_labels_that_its_metrics_have(title: str, query: str) -> None:
     known = OF_THE_SCRAPE | OF_THE_PAGE | set.union(*(series()[name] for name in NAME.findall(query)))
     used = {label.strip() for group in LABELS.findall(query) for part in group if part for label in part.split(",")}

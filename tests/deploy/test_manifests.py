@@ -11,6 +11,7 @@ from epp.config.load import DEFAULT_TEXT, load
 from loadtest.demo import envoy_config
 from loadtest.demo.stack import envoy_path
 from loadtest.sizing.model import CHART as SIZES
+from tests.cases import cases
 from tests.deploy.cases import CASES, SERVERS, values
 from tests.deploy.objects import EXAMPLE, NAMES, Json, granted, one, picker, pod, variables
 from tests.deploy.renderers import CHART, NAMESPACE, POOL, ours
@@ -24,7 +25,7 @@ def test_the_picker_accepts_its_flags_and_its_configuration(name: str) -> None:
     check(ours(CASES[name]))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@cases("name", NAMES)
 def test_a_pod_has_the_least_privileges(name: str) -> None:
     spec = pod(ours(CASES[name]))
     assert spec["securityContext"]["runAsNonRoot"]
@@ -39,7 +40,7 @@ def test_a_pod_has_the_least_privileges(name: str) -> None:
         assert all("hostPort" not in port for port in container["ports"])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@cases("name", NAMES)
 def test_a_pod_has_time_to_end(name: str) -> None:
     manifests = ours(CASES[name])
     container = picker(manifests)
@@ -56,7 +57,7 @@ def test_the_reserve_after_the_drain_is_long_enough_for_the_rest_of_the_shutdown
     assert after_drain <= SIZES["endSeconds"]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@cases("name", NAMES)
 def test_every_reference_names_an_existing_object(name: str) -> None:
     manifests = ours(CASES[name])
     names = {(o["kind"], o["metadata"]["name"]) for o in manifests}
@@ -76,7 +77,7 @@ def test_every_reference_names_an_existing_object(name: str) -> None:
             assert selector.get("matchLabels", selector).items() <= labels.items()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@cases("name", NAMES)
 def test_probes_and_services_use_ports_that_the_picker_listens_on(name: str) -> None:
     manifests = ours(CASES[name])
     container = picker(manifests)

@@ -30,6 +30,7 @@ from epp.metrics.request_series import (
     TTFT_WHOLE,
 )
 from epp.request import DEFAULT_FLOW
+from tests.cases import cases
 
 DECLARED = {
     metric.name: metric
@@ -122,7 +123,7 @@ def test_the_indices_of_request_histograms_match_the_group() -> None:
     assert names == dict(enumerate(histogram.key for histogram in REQUEST_FIGURES.histograms))
 
 
-@pytest.mark.parametrize(
+@cases(
     ("name", "count", "some"),
     [
         ("request_duration_seconds", 35, (0.005, 1.25, 3600.0)),

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from compiled.kernels.index_reference import PROBE_STRIDE, far_bucket, near_buckets
 from shm.prefix_index import FAR_BUCKETS, FAR_WAYS, NEAR_OWNERS, OWNER_IDS, WAYS, IndexReader, IndexSchema
 from shm.prefix_writer import IndexWriter, OwnersExhausted
+from tests.cases import cases
 from tests.examples import examples
 from tests.shm.memory import region_for
 
@@ -25,7 +26,7 @@ def chain(count: int, seed: int = 1) -> np.ndarray:
     return np.random.default_rng(seed).integers(1, 2**64, count, dtype=np.uint64)
 
 
-@pytest.mark.parametrize("count", LENGTHS)
+@cases("count", LENGTHS)
 def test_every_depth_of_a_prompt_is_matched_exactly(count: int) -> None:
     hashes = chain(count)
     for depth in sorted({1, count // 3, count // 2, count - 1, count} - {0}):
@@ -35,7 +36,7 @@ def test_every_depth_of_a_prompt_is_matched_exactly(count: int) -> None:
         assert reader.match(hashes) == {owner: depth}
 
 
-@pytest.mark.parametrize("count", LENGTHS)
+@cases("count", LENGTHS)
 def test_owners_with_different_depths_are_distinguished(count: int) -> None:
     writer, reader = pair()
     hashes = chain(count)
@@ -71,7 +72,7 @@ def test_blocks_between_probes_are_found_without_the_probes_of_their_owner() -> 
     assert reader.match(hashes) == {one: 115, two: 109}
 
 
-@pytest.mark.parametrize("held", [1, 2, 15, 16, 17, 31, 32, 33, 40, 63, 64])
+@cases("held", [1, 2, 15, 16, 17, 31, 32, 33, 40, 63, 64])
 def test_short_matches_of_any_length_are_found_by_bisection(held: int) -> None:
     writer, reader = pair()
     hashes, one, two = chain(64), writer.new_owner(), writer.new_owner()
@@ -109,8 +110,8 @@ def test_a_known_block_is_only_refreshed() -> None:
     assert sorted(writer._flat_ages[writer._entries != 0].tolist()) == [2] * 1000
 
 
-@pytest.mark.parametrize("owners", [1, 8, NEAR_OWNERS, NEAR_OWNERS + 1, 60, 120])
-@pytest.mark.parametrize("count", [1, 4, 40, 300])
+@cases("owners", [1, 8, NEAR_OWNERS, NEAR_OWNERS + 1, 60, 120])
+@cases("count", [1, 4, 40, 300])
 def test_a_prompt_that_all_owners_hold_is_found_for_all_owners(owners: int, count: int) -> None:
     writer, reader = pair()
     hashes = chain(count)

@@ -23,6 +23,7 @@ from epp.plugin import (
     Scorer,
     Screener,
 )
+from tests.cases import cases
 
 
 def make(kind: type[Plugin], name: str, *, reads: Sequence[Key[Any]] = (), emits: Sequence[Key[Any]] = ()) -> Any:
@@ -161,8 +162,8 @@ def test_stages_are_listed_in_the_order_in_which_they_run() -> None:
     assert [kind for kinds in STAGES for kind in kinds if kind in ORDER] == list(ORDER)
 
 
-@pytest.mark.parametrize("emitter", [RequestHeader, DataProducer, ProfileHandler])
-@pytest.mark.parametrize("reader", ORDER)
+@cases("emitter", [RequestHeader, DataProducer, ProfileHandler])
+@cases("reader", ORDER)
 def test_a_datum_may_be_read_from_its_producer_s_stage_on(emitter: type[Plugin], reader: type[Plugin]) -> None:
     stage = {kind: number for number, kinds in enumerate(STAGES) for kind in kinds}
     found = breaches(make(emitter, "emits", emits=(datum("x"),)), make(reader, "reads", reads=(datum("x"),)))

@@ -3,12 +3,12 @@
 from typing import Any
 
 import msgspec
-import pytest
 
 from epp.config import registry
 from epp.config.findings import ConfigWarning
 from epp.config.load import ConfigErrors, load
 from epp.config.plugin_instances import _value
+from tests.cases import cases
 
 RULES = [(name, path) for name, cls in sorted(registry.known().items()) for path in cls.counts_with]
 
@@ -37,7 +37,7 @@ def at(struct: Any, path: str) -> msgspec.inspect.Type:
     return msgspec.inspect.type_info(field(struct, last).type)
 
 
-@pytest.mark.parametrize(("name", "path"), RULES)
+@cases(("name", "path"), RULES)
 def test_every_rule_names_parameters_and_possible_values(name: str, path: str) -> None:
     cls = registry.known()[name]
     deciding, values = cls.counts_with[path]
@@ -75,7 +75,7 @@ schedulingProfiles: [{name: p, plugins: [{pluginRef: session-affinity-scorer, we
     assert ignored(text.replace("profileName: p", "strategy: session_id")) == []
 
 
-@pytest.mark.parametrize(
+@cases(
     ("plugin", "parameters", "named"),
     [
         ("session-affinity-filter", "{sessionIdConfig: {evictionTtlSeconds: 300}}", ["sessionIdConfig"]),

@@ -1,11 +1,11 @@
 from typing import Annotated, Any, Literal
 
 import msgspec
-import pytest
 
 from epp.config import yaml_nodes
 from epp.config.findings import Findings, Place
 from epp.config.parameters import TRIES_MAX, decode
+from tests.cases import cases
 
 
 class Inner(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
@@ -45,7 +45,7 @@ def test_a_null_is_the_default_unless_the_field_is_required() -> None:
     assert read("path: null") == (None, ["f:1:1: error[missing-field]: parameters: 'path' is required"])
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "error"),
     [
         ("path: 5", "f:1:1: error[bad-parameter]: parameters.path: expected text, got the number 5 (put it in quotes)"),

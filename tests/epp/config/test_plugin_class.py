@@ -12,6 +12,7 @@ from epp.config.plugin_class import fault
 from epp.data import Datum
 from epp.metrics import Metric
 from epp.plugin import Filter, Plugin, Scorer
+from tests.cases import cases
 from workers.process.loading import read_plugins
 
 SEEN = Datum("seen", int, default=0)
@@ -49,7 +50,7 @@ class TakesWhatIsNowhere(msgspec.Struct):
     weight: "Nowhere" = None  # type: ignore[name-defined]  # noqa: F821
 
 
-@pytest.mark.parametrize("name", sorted(registry.known()))
+@cases("name", sorted(registry.known()))
 def test_built_in_plugins_have_no_fault(name: str) -> None:
     assert fault(registry.known()[name]) == ""
 
@@ -69,7 +70,7 @@ def test_a_class_with_callable_methods_has_no_fault(cls: type) -> None:
     assert fault(cls) == ""
 
 
-@pytest.mark.parametrize(
+@cases(
     ("cls", "message"),
     [
         (object, "is not a plugin class: inherit from an extension point"),

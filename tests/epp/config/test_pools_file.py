@@ -6,6 +6,7 @@ import pytest
 
 from epp.config.findings import FINDINGS_MAX, ConfigErrors
 from epp.config.pools_file import PATTERNS_MAX, POOLS_MAX, KubePool, PoolsFile, read
+from tests.cases import cases
 from tests.epp.config.loading import invalid
 
 TEXT = """\
@@ -85,7 +86,7 @@ def test_only_pools_that_are_not_found_by_their_port_need_another_one(pools: str
     assert ok(f"pools: [{pools}]").shares_port is shares
 
 
-@pytest.mark.parametrize(("text", "expected"), invalid("invalid_pools.txt"))
+@cases(("text", "expected"), invalid("invalid_pools.txt"))
 def test_a_mistake_is_an_error_that_names_its_place_and_that_of_the_other_pool(text: str, expected: list[str]) -> None:
     assert [error.removeprefix("pools.yaml:") for error in errors(text)] == expected
 

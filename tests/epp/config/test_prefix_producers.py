@@ -1,10 +1,9 @@
 """Which prefix producer a plugin reads, and which tier of the servers' caches a producer stands for."""
 
-import pytest
-
 from epp.config.load import load
 from epp.plugin import Plugin
 from epp.prefix.match import APPROXIMATE, Capacity, CutsPrompts
+from tests.cases import cases
 
 CPU = "{type: approx-prefix-cache-producer, name: cpu, parameters: {autoTune: false, lruCapacityPerServer: 82000}}"
 BY_CPU = "{type: prefix-cache-scorer, name: by-cpu, parameters: {prefixMatchInfoProducerName: cpu}}"
@@ -41,7 +40,7 @@ def test_producers_of_equal_capacity_share_a_tier() -> None:
     assert {name: tier for name, (tier, _) in tiers(plugins).items()} == {"gpu": 0, "cpu": 1, APPROXIMATE: 0}
 
 
-@pytest.mark.parametrize(
+@cases(
     ("listed", "read"),
     [
         ((), APPROXIMATE),
@@ -52,7 +51,7 @@ def test_producers_of_equal_capacity_share_a_tier() -> None:
         (("{type: multicluster-approx-prefix-cache-producer}",), "multicluster-approx-prefix-cache-producer"),
     ],
 )
-@pytest.mark.parametrize("reader", ["prefix-cache-scorer", "no-hit-lru-scorer", "latency-scorer", "prefix-cache-affinity-filter"])
+@cases("reader", ["prefix-cache-scorer", "no-hit-lru-scorer", "latency-scorer", "prefix-cache-affinity-filter"])
 def test_a_plugin_that_names_no_producer_reads_the_default_one_or_the_only_one_of_another_type(
     listed: tuple[str, ...], read: str, reader: str
 ) -> None:

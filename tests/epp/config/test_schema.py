@@ -10,6 +10,7 @@ from epp.config.findings import Findings
 from epp.config.load import DEFAULT_TEXT, ConfigErrors, load
 from epp.config.schema_shape import field_texts
 from epp.plugin import Scorer, foreign
+from tests.cases import cases
 from tests.epp.json_schema import SAID_ONLY, pointed, violations
 from tests.epp.test_mutations import EVERYTHING
 
@@ -40,7 +41,7 @@ def test_an_effective_configuration_fits_the_schema() -> None:
     assert wrong(load(DEFAULT_TEXT, "c.yaml").as_yaml()) == []
 
 
-@pytest.mark.parametrize(
+@cases(
     "text",
     [
         "plugins: queue-scorer",

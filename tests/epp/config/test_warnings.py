@@ -8,6 +8,7 @@ import pytest
 from epp.config import registry
 from epp.config.plugin_instances import without_effect
 from epp.data import CACHE_TOKENS
+from tests.cases import cases
 from tests.epp.config.loading import ok, rules, warnings
 from tests.epp.config_plugins import HERE
 
@@ -78,7 +79,7 @@ def profile(*members: str, plugin: str = "queue-scorer") -> str:
     return f"plugins: [{{type: {plugin}}}]\nschedulingProfiles: [{{name: a, plugins: [{listed}]}}]"
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "rule", "message"),
     [
         ("plugins: [{type: queue-scorer, parameters: {threshold: 1}}]", "parameters-ignored", "takes no parameters; they are ignored"),

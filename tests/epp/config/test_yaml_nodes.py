@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from epp.config import yaml_nodes
 from epp.config.findings import Findings, Place
+from tests.cases import cases
 from tests.examples import examples
 
 
@@ -16,7 +17,7 @@ def read(text: str) -> tuple[Any, list[str]]:
     return root and root.plain(), [str(error) for error in findings.errors]
 
 
-@pytest.mark.parametrize(
+@cases(
     ("scalar", "value"),
     [
         ("1e8", 10**8), ("1e+06", 10**6), ("5.0", 5), ("1e30", 1e30), ("1.5e0", 1.5),
@@ -35,7 +36,7 @@ def test_a_scalar_means_the_same_as_in_the_reference_picker(scalar: str, value: 
     assert type(found["a"]) is type(value)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "error"),
     [
         ("a: .inf", "f:1:4: error[yaml-number]: '.inf' is not a finite number"),

@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.endpoints.label_selectors import of_labels, parse
+from tests.cases import cases
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "matches", "does_not"),
     [
         ("a=b", [{"a": "b", "c": "d"}], [{}, {"a": "c"}]),
@@ -36,7 +37,7 @@ def test_a_selector_matches_the_right_labels(text: str, matches: list[dict[str, 
     assert not any(selector.matches(labels) for labels in does_not)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "why"),
     [
         ("", "'' does not start with a term"),

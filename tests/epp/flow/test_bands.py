@@ -11,6 +11,7 @@ from epp.flow.fifo_queue import FifoQueue
 from epp.plugin import FairShare, NoParams
 from epp.plugins.queues import Priority
 from epp.request.flows import BandView, FlowKey, FlowView, Queued
+from tests.cases import cases
 from tests.epp.flow.policies import ByArrival, InTurn, Newest, Plain, Turns, band, plan
 from tests.epp.flow.shards import Shard
 
@@ -123,8 +124,8 @@ def test_an_ordering_policy_that_raises_puts_the_item_after_the_others() -> None
     assert shard.seen.failures == [("picky", "unlucky")] * 2
 
 
-@pytest.mark.parametrize("call", ["offer", "take", "remove", "head"])
-@pytest.mark.parametrize("times", [1, 2, 10**9])
+@cases("call", ["offer", "take", "remove", "head"])
+@cases("times", [1, 2, 10**9])
 def test_a_queue_that_fails_is_replaced_and_keeps_its_items(call: str, times: int) -> None:
     class Fragile(Plain):
         def make(self, key: Callable[[Queued], Any]) -> Any:

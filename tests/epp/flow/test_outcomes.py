@@ -2,8 +2,6 @@
 
 import json
 
-import pytest
-
 from epp.flow import outcomes as module
 from epp.flow.outcomes import (
     EVICTED_CONTEXT_CANCELLED,
@@ -21,6 +19,7 @@ from epp.flow.outcomes import (
     Undispatched,
 )
 from epp.protocol.refusals import DROP_REASON, RETRY_AFTER, answer
+from tests.cases import cases
 
 TABLE = [
     (REJECTED_CAPACITY, "RejectedCapacity", 429, "rejected-saturated",
@@ -47,7 +46,7 @@ TABLE = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("ending", "label", "status", "reason", "message"), TABLE)
+@cases(("ending", "label", "status", "reason", "message"), TABLE)
 def test_an_outcome_has_its_label_and_its_answer(ending: Ending, label: str, status: int, reason: str | None, message: str) -> None:
     raised = Undispatched(ending, retry_after_s=7)
     assert raised.ending.outcome is Outcome(label)

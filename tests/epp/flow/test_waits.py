@@ -2,9 +2,8 @@
 
 from math import inf
 
-import pytest
-
 from epp.flow.outcomes import EVICTED_NO_ENDPOINTS, EVICTED_TTL
+from tests.cases import cases
 from tests.epp.flow.policies import band, plan
 from tests.epp.flow.shards import FakeFuture, Shard
 
@@ -19,7 +18,7 @@ def test_a_request_that_waits_for_its_whole_ttl_is_evicted() -> None:
     assert call.error.ending is EVICTED_TTL
 
 
-@pytest.mark.parametrize(
+@cases(
     ("wish", "of_band", "of_all", "expected"),
     [
         (None, None, 60.0, 60.0),

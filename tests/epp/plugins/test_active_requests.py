@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from epp.candidates import Candidates
 from epp.config.load import ConfigErrors, load
+from tests.cases import cases
 from tests.epp.plugins.calls import PROFILE, made, only, permuted, score
 from tests.fakes import candidates, request
 
@@ -17,7 +18,7 @@ def in_flight(*counts: float) -> Any:
     return candidates(ANY, count=len(counts), inflight=counts)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("parameters", "counts", "expected"),
     [
         # (most - count) / most with most = 4

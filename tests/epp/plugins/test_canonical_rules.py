@@ -12,6 +12,7 @@ from epp.errors import Refused
 from epp.plugins.parsers import _canonical
 from epp.plugins.parsers.anthropic import Anthropic
 from epp.plugins.parsers.openai import OpenAI
+from tests.cases import cases
 from tests.epp.plugins.conversations import CHAT, WRITERS, dumped
 from tests.epp.plugins.parser_bodies import parsed
 from tests.examples import examples
@@ -29,8 +30,8 @@ HELLO = [{"role": "user", "content": "hello"}]
 TOOLS = [{"type": "function", "function": {"name": "look"}}]
 
 
-@pytest.mark.parametrize("separators", [(",", ":"), (", ", ": "), (" , ", " : ")])
-@pytest.mark.parametrize("text", ["", "plain", 'a "quoted" word', "a\\", '"', '"}]', "caf\u00e9/\n"])
+@cases("separators", [(",", ":"), (", ", ": "), (" , ", " : ")])
+@cases("text", ["", "plain", 'a "quoted" word', "a\\", '"', '"}]', "caf\u00e9/\n"])
 def test_a_list_with_one_text_equals_the_text_with_any_spacing(text: str, separators: tuple[str, str]) -> None:
     def spaced(content: object) -> bytes:
         body = {"model": "m", "messages": [{"role": "user", "content": content}]}
@@ -150,7 +151,7 @@ ODD = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("content", ODD)
+@cases("content", ODD)
 def test_content_of_an_unexpected_shape_counts_as_its_json(content: object) -> None:
     made = {of_chat([{"role": "user", "content": content}]), of_chat([{"role": "user", "content": content}, *HELLO])}
     assert len(made | {of_chat(HELLO), of_chat([{"role": "user"}])}) == 4

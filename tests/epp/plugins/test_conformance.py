@@ -9,6 +9,7 @@ from epp.candidates import Candidates, Endpoint, EndpointList, Snapshot
 from epp.decision.decision import SERVED, Decision, Response
 from epp.plugin import NoParams
 from epp.plugins.conformance import RESULT, SELECTION, HeaderSelection, ServedVerifier
+from tests.cases import cases
 from tests.fakes import request
 
 ADDRESSES = [("10.0.0.1", 8000), ("10.0.0.2", 8000), ("10.0.0.1", 8001), ("fd00::7", 8000)]
@@ -35,7 +36,7 @@ def selected(header: str | None) -> list[str]:
     return [left.endpoint(int(row)).address for row in np.argsort(-scores)]
 
 
-@pytest.mark.parametrize(
+@cases(
     ("header", "expected"),
     [
         ("10.0.0.2", ["10.0.0.2:8000"]),

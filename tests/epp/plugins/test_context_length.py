@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.cases import cases
 from tests.epp.plugins.calls import kept, made, only, permuted, score
 from tests.fakes import candidates, request
 
@@ -18,7 +19,7 @@ def tokens(count: int) -> Any:
     return request(b"x" * (4 * count))
 
 
-@pytest.mark.parametrize(
+@cases(
     ("label", "count", "expected"),
     [
         # w = 10000: 0.3 + 0.7 * (0.7 / 2 + 0.3 * (10000 - n) / 10000)

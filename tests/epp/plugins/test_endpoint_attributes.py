@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from epp.config.load import ConfigErrors, EffectiveConfig, load
 from epp.data import KV_USAGE, RUNNING, WAITING, Column
+from tests.cases import cases
 from tests.epp.plugins.calls import kept, made, only, permuted, score
 from tests.fakes import candidates
 
@@ -25,7 +26,7 @@ def threshold(operator: str = "LessThan", value: float = 10, attribute: str = "p
     return made("endpoint-attribute-filter", attribute=attribute, algorithm=algorithm, **more)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("one", "values", "expected"),
     [
         # adaptive: (x - 10) / (30 - 10), and 1 - that

@@ -6,6 +6,7 @@ import pytest
 
 from epp.plugin import OrderingPolicy
 from epp.plugins.ordering import EarliestDeadline, FirstCome, SloDeadline
+from tests.cases import cases
 from tests.contract.waiting import Waits, asking, made
 
 
@@ -45,9 +46,7 @@ def test_the_request_with_the_earliest_due_first_token_goes_first() -> None:
     assert order(policy, *items) == [3, 1, 4, 0, 2]
 
 
-@pytest.mark.parametrize(
-    "value", ["", "soon", "-1", "1.5", "1e3", "1_000", "٣", "9223372036855", "9223372036854775807", "9" * 19, "9" * 5000, "0x10"]
-)
+@cases("value", ["", "soon", "-1", "1.5", "1e3", "1_000", "٣", "9223372036855", "9223372036854775807", "9" * 19, "9" * 5000, "0x10"])
 def test_a_request_with_an_invalid_objective_goes_behind_all_with_a_valid_one(value: str) -> None:
     policy = made(SloDeadline)
     far = slo(1.0, x_llm_d_slo_ttft_ms="9223372036854")  # the largest that counts

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.config.load import ConfigErrors, load
+from tests.cases import cases
 from tests.epp.plugins.calls import kept, made, only
 from tests.fakes import candidates
 
@@ -26,7 +27,7 @@ def need(key: str, operator: str, *values: str) -> dict[str, Any]:
     return {"key": key, "operator": operator, "values": list(values)}
 
 
-@pytest.mark.parametrize(
+@cases(
     ("selector", "rows"),
     [
         ({}, [0, 1, 2, 3, 4, 5]),
@@ -47,7 +48,7 @@ def test_a_selector_keeps_the_endpoints_that_kubernetes_would_select(selector: d
     assert kept(made("label-selector-filter", **selector), PODS) == rows
 
 
-@pytest.mark.parametrize(
+@cases(
     ("selector", "message"),
     [
         ({"matchLabels": {"a b": "1"}}, "matchLabels: 'a b' is not a label key: a name is 1 to 63 letters"),

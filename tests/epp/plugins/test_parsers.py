@@ -20,6 +20,7 @@ from epp.plugins.parsers.vllm_http import VllmHttp
 from epp.protocol.usage import ANSWER, AnthropicScanner, HttpBodyScanner, SglangScanner, VllmEmbedScanner, VllmGenerateScanner
 from epp.request import Feature, Media, Request
 from epp.request.model_rewrite import MODEL_CHARS_MAX
+from tests.cases import cases
 from tests.epp.plugins.parser_bodies import field, frame, packed, parsed, refusal
 
 MESSAGES = "/v1/messages"
@@ -83,10 +84,8 @@ def test_each_parser_claims_its_paths_and_protocols(parser: type[Parser], paths:
 BAD_JSON = [b"", b"{", b"[]", b"null", b'{"a":}', b"\xff", b"[" * 5000, b'{"messages":"x","prompt":3}']
 
 
-@pytest.mark.parametrize("body", BAD_JSON)
-@pytest.mark.parametrize(
-    ("parser", "path"), [(OpenAI, "/v1/completions"), (Anthropic, MESSAGES), (VllmHttp, VLLM), (SglangHttp, "/generate")]
-)
+@cases("body", BAD_JSON)
+@cases(("parser", "path"), [(OpenAI, "/v1/completions"), (Anthropic, MESSAGES), (VllmHttp, VLLM), (SglangHttp, "/generate")])
 def test_a_body_that_is_not_a_request_in_json_is_refused(parser: type[Parser], path: str, body: bytes) -> None:
     assert refusal(parser, path, body)
 
@@ -113,7 +112,7 @@ def test_max_completion_tokens_of_a_chat_precedes_max_tokens() -> None:
 # OpenAI.
 
 
-@pytest.mark.parametrize(
+@cases(
     ("path", "body", "text"),
     [
         ("/v1/chat/completions", {"messages": []}, "invalid chat completions request: must have valid messages field"),
@@ -133,7 +132,7 @@ def test_openai_names_the_missing_field(path: str, body: dict[str, object], text
     assert refusal(OpenAI, path, body) == text  # this check comes before the check of the model
 
 
-@pytest.mark.parametrize("prompt", [["a", 1], [1, "a"], [[1], 2], [1, [2]], [["a"]], [-1], [2**32], [1.5], {"a": 1}, 7])
+@cases("prompt", [["a", 1], [1, "a"], [[1], 2], [1, [2]], [["a"]], [-1], [2**32], [1.5], {"a": 1}, 7])
 def test_openai_refuses_mixed_prompts_and_prompts_of_other_types(prompt: object) -> None:
     text = refusal(OpenAI, "/v1/completions", {"model": "m", "prompt": prompt})
     assert text.startswith("invalid completions request: prompt: ")

@@ -21,6 +21,7 @@ from epp.plugins.producers.tokenizer import ESTIMATED, Tokens
 from epp.prefix.match import APPROXIMATE, prefix_match
 from epp.request import Request
 from epp.request.tokens import NO_TOKENS, TOKENS, Feature, TokenizedPrompt, token_count
+from tests.cases import cases
 from tests.fakes import FakeServices, candidates, request
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -82,7 +83,7 @@ def test_a_chat_is_its_tools_as_json_followed_by_roles_and_texts_without_separat
     assert result is not None and result.cache_salt == "s"
 
 
-@pytest.mark.parametrize(
+@cases(
     ("path", "body", "prompts"),
     [
         (COMPLETIONS, {"prompt": "hello"}, [packed(b"hello")]),
@@ -190,7 +191,7 @@ def test_image_parameters_determine_the_tokens_of_an_image(image: dict[str, obje
     assert only(tokens(made(estimate={"image": image}), chat([block])))[1][0].length == count
 
 
-@pytest.mark.parametrize(
+@cases(
     ("video", "headers", "count"),
     [
         ({}, {}, 20 * 225),  # 10 s * 2 frames

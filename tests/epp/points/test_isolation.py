@@ -32,6 +32,7 @@ from epp.points import instrument
 from epp.points.instrument import Point
 from epp.points.isolation import FAULTS_MAX, WITHIN_S, Faults, culprit, dispensable, without
 from epp.request import Request
+from tests.cases import cases
 from tests.fakes import candidates, request
 
 
@@ -108,7 +109,7 @@ def test_the_error_names_the_picker_that_broke_a_rule() -> None:
         check_picked(profile, [99], 2)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("points", "expected"),
     [
         ((Scorer,), True), ((DataProducer,), True), ((RequestHeader,), True), ((PreRequest,), True), ((ResponseReceived,), True),

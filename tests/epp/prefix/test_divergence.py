@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.prefix.divergence import CHECKED_MIN, SAY_AGAIN_S, SLICE_S, SLICES, Cause, Divergence, Sums, Watch, total
+from tests.cases import cases
 
 Shares = Mapping[str, tuple[float, float]]  # endpoint -> predicted and reported share of the prompt tokens
 
@@ -132,7 +132,7 @@ def drift(world: World) -> list[Divergence]:
     return [each for reported in (0.1, 0.3, 0.5, 0.2, 0.4) for each in world.slice({"a": (0.9, reported)})]
 
 
-@pytest.mark.parametrize(
+@cases(
     ("slices", "cause"),
     [
         (lambda w: w.slices({"a": (0.8, 0.0)}), "their prefix cache is off, or they hash with a cache salt, model or adapter"),

@@ -20,6 +20,7 @@ from epp.prefix.kv_events import (
     sequence_of,
     topic_parts,
 )
+from tests.cases import cases
 from tests.examples import examples
 
 encode = msgspec.msgpack.encode
@@ -115,7 +116,7 @@ def test_extra_keys_are_strings_or_pairs_and_the_adapters_name_is_none_of_them()
     assert [list(names) for names in one([*STORED, None, None, None, [[["p", 0], 5, None, "q"]]]).extras] == [["p", "q"], []]
 
 
-@pytest.mark.parametrize(
+@cases(
     "event",
     [
         ["Unknown"], [], {}, 7, None, "BlockStored", ["BlockStored"], ["BlockStored", 5], ["BlockStored", ["x"], None, [1], 1],

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from epp.protocol.exposition import FAMILY_BYTES_MAX, LINES_MAX, SERIES_MAX, Finder, Malformed, Sample, Selector, labels_of, parse_selector
+from tests.cases import cases
 
 FAMILIES = ("a", "ab", "vllm:x", "vllm:x_total", "lora_info")
 TEXT = st.text(st.sampled_from('ab"\\\n{},= #\u00e9'), max_size=6)
@@ -190,7 +191,7 @@ def test_thousands_of_outdated_series_are_read() -> None:
     assert text.startswith(b'running="newest') and not why
 
 
-@pytest.mark.parametrize(
+@cases(
     "page",
     [
         b"queue 3\r\nz 1\r\n",

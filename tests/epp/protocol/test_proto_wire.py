@@ -17,6 +17,7 @@ from google.protobuf.struct_pb2 import Struct
 
 from loadtest.load.proto import ext_proc_pb2 as ext_proc
 from loadtest.load.proto import health_pb2 as health
+from tests.cases import cases
 
 ROOT = Path(__file__).parents[3]
 
@@ -95,12 +96,12 @@ WIRE: list[tuple[str, Message]] = [
 ]
 
 
-@pytest.mark.parametrize(("wire", "message"), WIRE)
+@cases(("wire", "message"), WIRE)
 def test_original_bytes_parse_to_our_message(wire: str, message: Message) -> None:
     assert type(message).FromString(bytes.fromhex(wire)) == message
 
 
-@pytest.mark.parametrize(("wire", "message"), WIRE)
+@cases(("wire", "message"), WIRE)
 def test_our_bytes_are_as_long_as_the_original_ones_and_parse_back(wire: str, message: Message) -> None:
     ours = message.SerializeToString()
     assert len(ours) == len(bytes.fromhex(wire))

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from epp.errors import Cause, Refused
 from epp.protocol import rewrite
 from epp.protocol.rewrite import MEMBERS_MAX, Member, ModelRestorer, with_model
+from tests.cases import cases
 from tests.examples import examples
 
 names = st.text(min_size=1, max_size=12)
@@ -125,8 +126,8 @@ def test_a_salt_replaces_the_clients_or_comes_first_and_all_else_is_unchanged(
         assert read == (expected if count else [("cache_salt", salt), *expected])
 
 
-@pytest.mark.parametrize("blanks", [0, 1, 254, 255, 256, 257, 1000])
-@pytest.mark.parametrize("inside", [b"", b'"a":1'])
+@cases("blanks", [0, 1, 254, 255, 256, 257, 1000])
+@cases("inside", [b"", b'"a":1'])
 def test_a_member_is_added_behind_any_number_of_blanks(blanks: int, inside: bytes) -> None:
     for body in (b" " * blanks + b"{" + inside + b"}", b"{" + b"\n" * blanks + inside + b"}"):
         assert pairs(SALT.put(body, "s")) == [("cache_salt", "s"), *pairs(body)]

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.recording.imports import FORMATS, Arrival, BadTrace, arrivals
+from tests.cases import cases
 
 MOONCAKE = """\
 {"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47, 48]}
@@ -60,7 +61,7 @@ def test_llm_d_has_tokens_in_a_field_of_their_own_or_not() -> None:
     assert read(LLM_D) == [Arrival(0.0, 50, 7), Arrival(1.5, 60, 8, model="m")]
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "why"),
     [
         ("", "the trace is empty"),

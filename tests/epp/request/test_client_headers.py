@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from epp.errors import Refused
 from epp.request import client_headers as ch
+from tests.cases import cases
 
 
 @pytest.mark.parametrize(
@@ -25,7 +26,7 @@ def test_an_objective_has_the_form_of_a_kubernetes_object_name(value: str, read:
     assert ch.objective({ch.OBJECTIVE[0]: value}) == read
 
 
-@pytest.mark.parametrize(
+@cases(
     ("value", "read"),
     [
         ("1", 0.001), ("250", 0.25), ("0", None), ("-5", None), ("", None), ("1.5", None), ("1e3", None), ("٣", None),
@@ -36,7 +37,7 @@ def test_a_time_to_live_in_milliseconds_is_a_capped_whole_number(value: str, rea
     assert ch.ttl_s({ch.TTL_MS: value}) == read
 
 
-@pytest.mark.parametrize(
+@cases(
     ("value", "read"),
     [
         ("2s", 2.0), ("1500ms", 1.5), ("1m30s", 90.0), ("1.5h", ch.TTL_S_MAX), ("+2s", 2.0), (".5s", 0.5), ("90m", ch.TTL_S_MAX),

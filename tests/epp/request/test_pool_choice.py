@@ -23,6 +23,7 @@ from epp.request.pool_choice import (
     no_such_pool,
 )
 from loadtest.load.proto import ext_proc_pb2 as pb
+from tests.cases import cases
 
 CHOICE = PoolChoice(
     [
@@ -42,7 +43,7 @@ def message(metadata: dict[str, object] | None) -> bytes:
     return sent.SerializeToString()
 
 
-@pytest.mark.parametrize(
+@cases(
     ("port", "authority", "pool"),
     [
         (9102, "", 0),
@@ -115,7 +116,7 @@ def test_the_host_of_an_authority(authority: str, host: str) -> None:
     assert host_of(authority) == host
 
 
-@pytest.mark.parametrize(
+@cases(
     ("body", "model"),
     [
         (b'{"model": "m", "prompt": "x"}', "m"),

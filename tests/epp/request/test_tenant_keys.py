@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from epp.request import tenant_keys
 from epp.request.client_headers import names_tenant
 from epp.request.tenant_keys import ACCEPTED_MAX, FAULTS_MAX, Fault, parse
+from tests.cases import cases
 
 NAMES = st.text(min_size=1, max_size=70).map(str.strip).filter(lambda name: "\n" not in name)
 
@@ -80,7 +81,7 @@ def test_no_more_than_a_number_of_spellings_of_a_key_are_remembered() -> None:
 HASH = hashed("k")
 
 
-@pytest.mark.parametrize(
+@cases(
     ("line", "why"),
     [
         (HASH, "the tenant is missing"),

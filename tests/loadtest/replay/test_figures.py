@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from loadtest.replay.figures import NAMES, Figures, NoAnswer, condition, figures, median
 from loadtest.replay.run import Run, empty
+from tests.cases import cases
 
 
 def run(targets: list[int], first_s: float) -> Run:
@@ -30,7 +31,7 @@ class Sides:
     base = of([0, 1] * 5, 0.1)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "holds"),
     [
         ("ttft_p95 > 1.1 * base", True),

@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 
 from loadtest.sim.faults import DELAY_DEFAULT_S, BadFault, FaultOrder, RequestFault, ServerFault, parse_header, parse_order
+from tests.cases import cases
 
 
-@pytest.mark.parametrize("kind", list(ServerFault))
+@cases("kind", list(ServerFault))
 def test_every_kind_can_be_ordered(kind: ServerFault) -> None:
     order = parse_order(json.dumps({"kind": kind.value, "seconds": 1.5, "server": 3}).encode())
     assert order == FaultOrder(kind, 1.5, DELAY_DEFAULT_S, 3)

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from loadtest.sim import http as sim_http
 from loadtest.sim.http import BadHttp, HttpRequest, RequestReader
+from tests.cases import cases
 
 GET = b"GET /metrics?x=1 HTTP/1.1\r\nHost: a\r\n\r\n"
 POST = b"POST /v1 HTTP/1.1\r\nContent-Length: 5\r\nX-A:  b \r\n\r\nhello"
@@ -81,7 +82,7 @@ def test_version_and_header_decide_whether_the_connection_stays_open(version: by
     assert request.keep_alive is stays
 
 
-@pytest.mark.parametrize(
+@cases(
     ("data", "status"),
     [
         (b"GET /\r\n\r\n", 400),

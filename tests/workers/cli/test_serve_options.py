@@ -6,6 +6,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from shm.prefix_index import IndexSchema
+from tests.cases import cases
 from workers.cli.flags import Grouped, Once
 from workers.cli.serve_flags import COMMON, FLAGS, INDEX_ENTRIES_MIN, NO_EFFECT, REFUSED, REPLACED, UNSUPPORTED
 from workers.cli.serve_options import serve_options
@@ -58,7 +59,7 @@ def test_the_defaults_are_those_of_the_struct_except_the_number_of_workers() -> 
     assert ok() == Options(workers=default_workers(available()))
 
 
-@pytest.mark.parametrize(
+@cases(
     ("args", "field", "value"),
     [
         (["--secure-serving"], "secure_serving", True),
@@ -145,7 +146,7 @@ def test_variables_that_kubernetes_sets_are_honoured_or_ignored() -> None:
     assert ok(env={"POD_NAME": "short"}).pool_name == "epp"
 
 
-@pytest.mark.parametrize(
+@cases(
     ("flag", "text"),
     [
         ("--endpoint-target-ports=8000,8001", "has no effect without --endpoint-selector"),

@@ -3,8 +3,7 @@
 import ast
 from collections.abc import Iterator
 
-import pytest
-
+from tests.cases import cases
 from tests.layers import sources
 
 LEVELS = {"debug", "info", "warning", "error", "critical", "exception"}
@@ -78,7 +77,7 @@ def fixed(argument: ast.expr, assigned: dict[str, ast.expr], reports: str) -> bo
     return reports == "reporter" and not formatted
 
 
-@pytest.mark.parametrize(
+@cases(
     "line",
     [
         'log.warning(f"{count} endpoints wait")',
@@ -102,7 +101,7 @@ def test_an_event_that_contains_a_value_is_found(line: str) -> None:
     assert message.startswith(f"module:{len(line.splitlines())}: the event is ")
 
 
-@pytest.mark.parametrize(
+@cases(
     "line",
     [
         'log.warning("endpoints wait", count=count, reason=f"{free} are free")',

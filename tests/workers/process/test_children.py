@@ -3,13 +3,12 @@
 import os
 import signal
 
-import pytest
-
+from tests.cases import cases
 from workers.host.exit_codes import ExitCode
 from workers.process.children import Children, EndCause, cause_of
 
 
-@pytest.mark.parametrize(
+@cases(
     ("code", "hung", "cause"),
     [
         (ExitCode.OK, False, EndCause.DONE),

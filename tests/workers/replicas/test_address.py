@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.cases import cases
 from workers.replicas.address import parse_address
 
 SECRETS = st.text(st.characters(codec="ascii", categories=("L", "N")), min_size=4, max_size=20)
@@ -35,7 +36,7 @@ def test_the_parts_of_a_url_are_read() -> None:
     assert (sentinel.sentinel_user, sentinel.sentinel_password_file) == ("w", "/run/p")
 
 
-@pytest.mark.parametrize(
+@cases(
     ("url", "rule"),
     [
         ("http://cache", "must begin with one of redis://"),

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.cases import cases
 from tests.workers.replicas.messages import blocks, loads_of, message, rows_of
 from workers.replicas.others import Others
 from workers.replicas.reading import decode, sender
@@ -134,7 +135,7 @@ def test_a_page_survives_the_wire() -> None:
     assert list(page_row(told.width).iter_unpack(told.rows)) == [(1, 5, 4, 3, 1.0, 0.5)]
 
 
-@pytest.mark.parametrize(
+@cases(
     "wrong",
     [
         pages(values=(math.nan, 0.5)),

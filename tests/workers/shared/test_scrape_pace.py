@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import pytest
 
+from tests.cases import cases
 from workers.shared.scrape_pace import LONGEST_S, Pace, Pacing
 
 TURN_S = 0.05
@@ -147,7 +148,7 @@ def test_a_hastened_page_is_paid_for_by_the_next_one() -> None:
     assert server.now - before == pytest.approx(1.4, abs=TURN_S), "hastened again, it comes as soon as the first one is paid for"
 
 
-@pytest.mark.parametrize("seed", range(20))
+@cases("seed", range(20))
 def test_however_often_pages_are_hastened_the_mean_stays_within_the_budget(seed: int) -> None:
     rng = random.Random(seed)
     server = Server(rng.choice([0.001, 0.004, 0.014, 0.019]))

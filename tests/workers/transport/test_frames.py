@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.cases import cases
 from tests.workers.transport.error_codes import (
     CALM,
     COMPRESSION_ERROR,
@@ -113,7 +114,7 @@ def test_bad_trailers_reset_the_stream(flags, headers):
     assert engine.handler.events == [("closed", b"")]
 
 
-@pytest.mark.parametrize(
+@cases(
     "changes",
     [
         {"method": None},
@@ -188,7 +189,7 @@ def test_data_on_a_finished_stream_is_reset_and_headers_end_the_connection():
     assert goaway_code(engine, engine.open(flags=5)) == STREAM_CLOSED
 
 
-@pytest.mark.parametrize(
+@cases(
     "data",
     [
         frame(DATA, 0, 3, b"x"),
@@ -219,7 +220,7 @@ def test_connection_errors(data):
     assert engine.receive(frame(PING, 0, 0, bytes(8))) == []
 
 
-@pytest.mark.parametrize(
+@cases(
     "data",
     [
         frame(RST, 0, 1, bytes(3)),

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.cases import cases
 from tests.examples import examples
 from tests.modes import interpreted_only
 from workers.transport.answer_blocks import refusal_block, trailers_block
@@ -140,8 +141,8 @@ def test_timeouts_are_not_cached_because_each_request_has_another_one():
     assert len(kinds) == len(GRPC)
 
 
-@pytest.mark.parametrize("last", ["59999u", "5H", "x", "59999u\n", ""])
-@pytest.mark.parametrize("more", [[], [("x-a", "1")], [("grpc-timeout", "7S")]])
+@cases("last", ["59999u", "5H", "x", "59999u\n", ""])
+@cases("more", [[], [("x-a", "1")], [("grpc-timeout", "7S")]])
 def test_a_request_with_only_a_new_timeout_is_decoded_as_if_it_came_alone(last, more):
     encoder, decoder = hpack.Encoder(), HeaderDecoder(Limits())
     decoder.request(encoder.encode([*GRPC, ("grpc-timeout", "1S")]))

@@ -19,6 +19,7 @@ from epp.data import (
     Column,
 )
 from epp.plugins.extractors.core_metrics import CORE, CoreMetricsExtractor, ExtractError, Extraction
+from tests.cases import cases
 
 WANTED = (*CORE, ACTIVE_MODELS, WAITING_MODELS)
 VLLM = b"""# HELP vllm:num_requests_running Number of requests running.
@@ -177,8 +178,8 @@ def test_empty_names_and_keys_are_refused(empty: str) -> None:
         extractor(engineConfigs=[config])
 
 
-@pytest.mark.parametrize("value", [b"NaN", b"+Inf", b"-Inf", b"-1", b"1e17", b"x", b"", b"2 yesterday"])
-@pytest.mark.parametrize("column", [WAITING, RUNNING])
+@cases("value", [b"NaN", b"+Inf", b"-Inf", b"-1", b"1e17", b"x", b"", b"2 yesterday"])
+@cases("column", [WAITING, RUNNING])
 def test_an_invalid_count_leaves_its_column_unknown_and_is_named(column: Column[int], value: bytes) -> None:
     family = b"vllm:num_requests_" + column.name.partition("_")[0].encode()
     before, _, rest = VLLM.partition(family + b"{")

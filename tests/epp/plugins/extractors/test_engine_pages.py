@@ -9,6 +9,7 @@ import pytest
 
 from epp.data import ACTIVE_MODELS, CACHE_TOKENS, KV_USAGE, MAX_LORA, RUNNING, WAITING, WAITING_MODELS, Column
 from epp.plugins.extractors.core_metrics import BUILT_IN, CORE, CoreMetricsExtractor, Extracted, ExtractError, Mapped
+from tests.cases import cases
 
 FOLDER = Path(__file__).with_name("pages")
 ADAPTERS = (ACTIVE_MODELS, WAITING_MODELS)
@@ -176,7 +177,7 @@ SERIES = {
 }
 
 
-@pytest.mark.parametrize("name", SERIES)
+@cases("name", SERIES)
 def test_several_series_of_a_queue(name: str) -> None:
     engine, lines, expected = SERIES[name]
     for order in itertools.permutations(lines):

@@ -9,6 +9,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.cases import cases
 from tests.reports import Reports
 from tests.workers.supervisor.endpoints.endpoint_lists import CLUSTERS, ENTRIES, GOOD
 from workers.host.yaml_files import DiscoveryError
@@ -50,7 +51,7 @@ def test_a_server_under_two_names_and_an_unknown_field_get_remarks_and_both_endp
     ]
 
 
-@pytest.mark.parametrize(
+@cases(
     ("lines", "fault"),
     [
         (["name: a", "port: 1"], "f:2: endpoint 'a': no address"),
@@ -79,7 +80,7 @@ def test_the_fault_of_a_text_instead_of_an_endpoint_has_its_line() -> None:
     assert parse_file(b"endpoints:\n- a\n- 10.0.0.1:80\n", "f").faults[1].startswith("f:3: an endpoint")
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "fault"),
     [
         (b"", "f:1: the list 'endpoints' is missing"),

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.cases import cases
 from workers.supervisor.endpoints.http_answer import CHUNKS_MAX, HEAD_BYTES_MAX, PAGE_BYTES_MAX, HttpError, ServerAnswer
 from workers.supervisor.endpoints.http_client import get_request
 
@@ -68,7 +69,7 @@ def test_any_bytes_are_a_page_an_error_or_incomplete(noise: bytes, kind: str, at
         assert failure.cause
 
 
-@pytest.mark.parametrize(
+@cases(
     ("raw", "cause"),
     [
         (b"HTTP/1.1 404 Not Found\r\n\r\n", "status"),

@@ -4,8 +4,7 @@ import asyncio
 import socket
 from typing import Any
 
-import pytest
-
+from tests.cases import cases
 from tests.waiting import turns, until
 from tests.workers.supervisor.endpoints.model_servers import Servers, run, serving
 from tests.workers.supervisor.endpoints.scraping import answer, reader
@@ -86,7 +85,7 @@ def test_a_server_whose_metrics_port_refuses_refuses_only_when_its_own_port_does
     run(scenario())
 
 
-@pytest.mark.parametrize("count", range(12))
+@cases("count", range(12))
 def test_a_cancelled_attempt_calls_nothing_at_any_turn_of_the_loop(count: int) -> None:
     calls: list[str] = []
 

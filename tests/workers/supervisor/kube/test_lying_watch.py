@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.cases import cases
 from tests.reports import Reports
 from tests.waiting import elapse, in_virtual_time
 from tests.workers.supervisor.kube.fake import Object
@@ -105,8 +106,8 @@ def after(seconds: float, api: Liar) -> Followed:
     return in_virtual_time(run)
 
 
-@pytest.mark.parametrize("event", ["ADDED", "MODIFIED", "DELETED"])
-@pytest.mark.parametrize(
+@cases("event", ["ADDED", "MODIFIED", "DELETED"])
+@cases(
     ("foreign", "why"),
     [
         (objective("a", 9, namespace="other"), "is in namespace 'other'"),

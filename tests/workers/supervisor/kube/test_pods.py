@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.endpoints.label_selectors import Selector, of_labels
+from tests.cases import cases
 from workers.supervisor.kube.pods import ACTIVE_PORTS, ACTIVE_PORTS_LEGACY, active_ports, decode_pod, specs_of
 
 APP = of_labels({"app": "vllm"})
@@ -40,7 +41,7 @@ def test_a_ready_pod_has_an_endpoint_per_port_with_the_position_of_the_port_as_r
         assert spec.uid == "u1"
 
 
-@pytest.mark.parametrize(
+@cases(
     "thing",
     [
         pod(metadata={"deletionTimestamp": "2030-01-01T00:00:00Z"}),

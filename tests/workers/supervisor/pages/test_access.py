@@ -5,6 +5,7 @@ from http import HTTPStatus
 
 import pytest
 
+from tests.cases import cases
 from workers.supervisor.pages.access import LOCAL_ONLY, TOKEN_NEEDED, Access, is_local
 from workers.supervisor.pages.page import ALLOWED, Request, Token, Verdict
 
@@ -38,7 +39,7 @@ def in_kubernetes(*, loopback: bool = False, remote: bool = False) -> Access:
     return Access(secret=SECRET, review=review, loopback=loopback, remote=remote)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("peer", "host", "local"),
     [
         ("127.0.0.1", "localhost:9090", True),
@@ -67,8 +68,8 @@ def test_loopback_means_127_0_0_1_or_1_that_asks_for_loopback(peer: str, host: s
     assert alone()(request) == (ALLOWED if local else LOCAL_ONLY)
 
 
-@pytest.mark.parametrize("path", PRIVATE)
-@pytest.mark.parametrize("request_", [MESH, REMOTE])
+@cases("path", PRIVATE)
+@cases("request_", [MESH, REMOTE])
 def test_private_pages_are_for_loopback_unless_all_clients_are_allowed(path: str, request_: Request) -> None:
     request = request_._replace(path=path)
     assert alone()(LOCAL._replace(path=path)) == ALLOWED

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from epp.candidates import Floats
+from tests.cases import cases
 from workers.worker.extproc.account import STEP_S, Account, Load
 
 NAN = float("nan")
@@ -156,7 +157,7 @@ def test_a_carried_load_does_not_change_after_it_was_returned() -> None:
     assert shown(load.counted) == [2]
 
 
-@pytest.mark.parametrize("seed", range(10))
+@cases("seed", range(10))
 def test_without_other_senders_the_account_never_drifts_from_the_server(seed: int) -> None:
     """A server with a batch of 8 gets requests and ends them. Pages come at random, and show what is there."""
     rng = random.Random(seed)

@@ -8,6 +8,7 @@ import pytest
 from epp.plugin import Plugin, ResponseComplete, ResponseStreaming
 from epp.plugins.producers.approx_prefix import ApproximatePrefix
 from epp.points.base import NoParams
+from tests.cases import cases
 from tests.fakes import FakeServices
 from tests.pair import Envoy, Pair
 from tests.workers.worker.extproc.streams import pair
@@ -43,8 +44,8 @@ def test_an_answer_without_a_status_is_a_success(pieces: int) -> None:
     assert any(held.values()) and p.faults == []
 
 
-@pytest.mark.parametrize("status", ["400", "404", "413", "429", "500"])
-@pytest.mark.parametrize("pieces", [1, 3])
+@cases("status", ["400", "404", "413", "429", "500"])
+@cases("pieces", [1, 3])
 def test_an_error_takes_back_what_its_request_taught_however_its_body_comes(status: str, pieces: int) -> None:
     p, held = started()
     envoy = sent(p)

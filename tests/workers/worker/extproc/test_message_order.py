@@ -15,6 +15,7 @@ from epp.prefix.match import PrefixMatch, prefix_match
 from epp.protocol.message_order import ILLEGAL, NEXT, Kind, State, violation
 from epp.request import Request
 from loadtest.load.proto import ext_proc_pb2 as pb
+from tests.cases import cases
 from tests.examples import examples
 from tests.pair import Envoy, Pair, bodies, set_headers
 from tests.workers.worker.extproc.streams import BODY, USAGE, Remembers, pair, refusal
@@ -36,8 +37,8 @@ INTO: dict[State, tuple[Kind, ...]] = {  # state -> the messages that lead to it
 }
 
 
-@pytest.mark.parametrize("kind", Kind)
-@pytest.mark.parametrize("state", INTO)
+@cases("kind", Kind)
+@cases("state", INTO)
 def test_every_message_is_accepted_or_closes_the_stream_with_the_state_in_its_status(state: State, kind: Kind) -> None:
     p = pair(Remembers())
     envoy = p.open()

@@ -12,6 +12,7 @@ from shm.documents import DocumentReader, DocumentSchema, DocumentWriter
 from shm.remote_area import RemoteArea, RemoteSchema
 from shm.segment import Region
 from shm.table import DOWN, DRAINING, FAILING_AT, Handle, State, TableReader, TableSchema, TableWriter
+from tests.cases import cases
 from tests.epp.plugins.calls import made
 from tests.pair import areas
 from tests.shm.memory import region_for
@@ -273,7 +274,7 @@ def test_adapter_names_come_from_their_document() -> None:
     assert w.pool.candidates(None)[ACTIVE_MODELS] == [frozenset(), frozenset({"a", "b"}), frozenset()]
 
 
-@pytest.mark.parametrize(
+@cases(
     ("entries", "expected"),
     [
         (["10.0.0.2"], ["pod-1"]),

@@ -3,11 +3,12 @@
 import pytest
 
 from loadtest.load.proto import ext_proc_pb2 as pb
+from tests.cases import cases
 from tests.pair import set_headers
 from tests.workers.worker.extproc.streams import BODY, Waits, pair, refusal
 
 
-@pytest.mark.parametrize(
+@cases(
     ("path", "body", "status", "message"),
     [
         ("/v1/completions", b"{", 400, "inference error: BadRequest - invalid request body: "),
@@ -108,9 +109,9 @@ def test_a_complete_body_is_held_while_its_decision_waits(pieces: int) -> None:
     assert envoy.answers() and envoy.stream.held == 0
 
 
-@pytest.mark.parametrize("ends_by", ["piece", "trailers"])
-@pytest.mark.parametrize("pieces", [1, 2, 5])
-@pytest.mark.parametrize("prompt", [100, 2 << 20])
+@cases("ends_by", ["piece", "trailers"])
+@cases("pieces", [1, 2, 5])
+@cases("prompt", [100, 2 << 20])
 def test_a_complete_body_holds_each_piece_once_however_it_ends(ends_by: str, pieces: int, prompt: int) -> None:
     waits = Waits()
     p = pair(waits, body_bytes_max=4 << 20)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from epp.decision.decision import Decision
 from epp.plugin import NoParams
 from epp.plugins.producers.tokenizer import Tokens
+from tests.cases import cases
 from tests.examples import examples
 from tests.fakes import candidates
 from tests.pair import set_headers
@@ -44,8 +45,8 @@ def test_a_body_of_one_piece_does_not_count_as_held() -> None:
     assert [a.WhichOneof("response") for a in envoy.body(BODY)] == ["request_headers", "request_body"]
 
 
-@pytest.mark.parametrize("when", ["headers", "half body", "routed", "response headers", "half response", "done"])
-@pytest.mark.parametrize("how", ["closed", "half_closed"])
+@cases("when", ["headers", "half body", "routed", "response headers", "half response", "done"])
+@cases("how", ["closed", "half_closed"])
 def test_every_ending_of_a_stream_releases_everything_once(when: str, how: str) -> None:
     remembers = Remembers()
     p = pair(remembers)

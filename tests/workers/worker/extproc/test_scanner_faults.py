@@ -2,13 +2,12 @@
 
 from typing import Any
 
-import pytest
-
 from epp.decision.decision import Usage
 from epp.errors import blamed
 from epp.plugin import NoParams, Parser
 from epp.protocol.usage import ANSWER, AnswerHandling
 from epp.request import Request
+from tests.cases import cases
 from tests.pair import Envoy, Pair, bodies
 from tests.workers.worker.extproc.streams import BODY, Remembers, pair
 
@@ -69,8 +68,8 @@ def opened(parser: Foreign) -> tuple[Pair, Remembers, Envoy]:
     return site, remembers, envoy
 
 
-@pytest.mark.parametrize("after", [0, 1, 2, 3])
-@pytest.mark.parametrize("point", ["made", "pending", "feed", "usage", "type"])
+@cases("after", [0, 1, 2, 3])
+@cases("point", ["made", "pending", "feed", "usage", "type"])
 def test_a_scanner_that_raises_is_left_out_for_this_answer_and_its_parser_is_blamed_once(point: str, after: int) -> None:
     parser = Foreign(point, after)
     site, remembers, envoy = opened(parser)

@@ -16,6 +16,7 @@ from epp.request.intake import Intake
 from epp.request.tenant_keys import parse
 from epp.request.tenants import FromHeader, FromKey, FromMetadata, Salts, Tenants
 from loadtest.load.proto import ext_proc_pb2 as pb
+from tests.cases import cases
 from tests.epp.request.test_tenant_keys import hashed
 from tests.pair import Pair, bodies, set_headers
 from tests.workers.worker.extproc.streams import BODY, Waits, pair, refusal
@@ -155,8 +156,8 @@ def sent_on(p: Pair, path: str, body: bytes, *more: tuple[str, bytes], pieces: i
     return dict(set_headers(answers[0])), bodies(answers)[0], list(removed)
 
 
-@pytest.mark.parametrize("pieces", [1, 7])
-@pytest.mark.parametrize(
+@cases("pieces", [1, 7])
+@cases(
     ("path", "member", "body", "claim"),
     [
         ("/v1/completions", "cache_salt", b'{"model":"m", "prompt":"hello",  "max_tokens":9}', b""),
@@ -208,10 +209,10 @@ def salts_in(body: bytes) -> list[Any]:
     return [value for name, value in json.loads(body, object_pairs_hook=list) if name == "cache_salt"]
 
 
-@pytest.mark.parametrize("renamed", [False, True])
-@pytest.mark.parametrize("first", [False, True])
-@pytest.mark.parametrize("claim", [*CLAIMS, ""])
-@pytest.mark.parametrize("path", PLAIN)
+@cases("renamed", [False, True])
+@cases("first", [False, True])
+@cases("claim", [*CLAIMS, ""])
+@cases("path", PLAIN)
 def test_whatever_salt_a_client_sends_the_model_server_reads_that_of_the_tenant(path: str, claim: str, first: bool, renamed: bool) -> None:
     parts = [PLAIN[path], NESTED]
     parts.insert(0 if first else 2, CLAIMS.get(claim, b'"user":"u"'))

@@ -10,6 +10,7 @@ from epp.plugins.parsers.anthropic import Anthropic
 from epp.protocol.codec import DESTINATION, NEVER_PASSED
 from epp.request import DEFAULT_FLOW, client_headers
 from loadtest.load.proto import ext_proc_pb2 as pb
+from tests.cases import cases
 from tests.pair import Envoy, Pair
 from tests.workers.worker.extproc.streams import BODY, Broken, Remembers, pair
 
@@ -111,9 +112,9 @@ WISHES = [(name, b"5") for names in client_headers.GROUPS.values() for name in n
 SPELLED = (str, str.upper, str.title)
 
 
-@pytest.mark.parametrize("way", [pick, without_body, skipped, rewritten])
-@pytest.mark.parametrize("trusted", [(), ("objective",), ("fairness", "slo", "model", "ttl")])
-@pytest.mark.parametrize("spelled", SPELLED)
+@cases("way", [pick, without_body, skipped, rewritten])
+@cases("trusted", [(), ("objective",), ("fairness", "slo", "model", "ttl")])
+@cases("spelled", SPELLED)
 def test_hidden_headers_do_not_reach_the_model_server(way: Any, trusted: tuple[str, ...], spelled: Any) -> None:
     p = pair(parsers=(Anthropic("a", NoParams()),))
     hidden = p.app.guards.hidden_headers = client_headers.untrusted(trusted)

@@ -9,6 +9,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
+from tests.cases import cases
 from tests.workers.worker.telemetry.traces import python
 from workers.cli.serve_options import serve_options
 from workers.host.exit_codes import ExitCode
@@ -57,7 +58,7 @@ def test_the_standard_samplers_are_known(sampler: str, ratio: float, parent_base
     assert (found, wrong) == (TracingOptions(exporter="otlp", ratio=ratio, parent_based=parent_based), [])
 
 
-@pytest.mark.parametrize(
+@cases(
     ("environ", "text"),
     [
         ({"TRACES_EXPORTER": "zipkin"}, "OTEL_TRACES_EXPORTER 'zipkin' is not supported; use console, otlp or none"),

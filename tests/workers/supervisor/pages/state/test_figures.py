@@ -13,6 +13,7 @@ from epp.metrics.request_series import TIME_TO_FIRST
 from epp.prefix.divergence import Sums
 from epp.prefix.streams import of_ranks
 from shm.table import DOWN, DRAINING, EJECTED, FAILING_AT, State, trial
+from tests.cases import cases
 from tests.workers.supervisor.pages.state.looks import BOUNDS, area, endpoint, look, of
 from workers.supervisor.pages.kv_events import StreamFigures
 from workers.supervisor.pages.state.figures import life
@@ -108,7 +109,7 @@ def test_each_worker_has_its_share_of_connections() -> None:
     assert of(look()).workers[0].accepted_share is None
 
 
-@pytest.mark.parametrize(
+@cases(
     ("state", "flags", "shown"),
     [
         (State.FRESH, 0, "fresh"),

@@ -6,6 +6,7 @@ import pytest
 
 from epp.plugins.extractors._pages import REFUSED_PAGE, UNREAD_VALUES
 from epp.prefix.streams import NO_EVENTS, NOT_CONNECTED, OTHER_TOPIC, PARTLY_REUSED
+from tests.cases import cases
 from workers.supervisor.pages.state.findings import findings
 
 
@@ -92,7 +93,7 @@ def test_a_healthy_picker_has_no_finding() -> None:
     assert findings(values(), {"a": endpoint(), "b": endpoint()}) == []
 
 
-@pytest.mark.parametrize("rule", FAULTS)
+@cases("rule", FAULTS)
 def test_each_fault_is_found_with_its_evidence(rule: str) -> None:
     changes, of_endpoint, evidence = FAULTS[rule]
     (found,) = findings(values(**changes), {"a": endpoint(**of_endpoint)})
