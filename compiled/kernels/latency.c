@@ -14,7 +14,7 @@ enum { TIMES, COSTS, TOKENS, AHEAD, ELAPSED, LOAD, MEMORY, ROWS };
 
 /* What one endpoint is for one request. */
 struct situation {
-    double limit, speed, tokens, ahead, elapsed, load, front, sent, memory, displaced;
+    double limit, speed, tokens, ahead, elapsed, load, front, sent, memory, displaced, prompt;
 };
 
 static void describe(double uncached, double place_s, double overdue_s, const struct situation *s, double *x) {
@@ -49,7 +49,7 @@ KERNEL(features) {
     double v[9], x[FEATURES];
     for (int i = 0; i < 9; i++) v[i] = PyFloat_AsDouble(args[i]);
     if (PyErr_Occurred()) return NULL;
-    const struct situation s = {v[3], v[4], v[5], v[6], v[7], v[8], 0.0, 0.0, 0.0, 0.0};
+    const struct situation s = {v[3], v[4], v[5], v[6], v[7], v[8], 0.0, 0.0, 0.0, 0.0, 0.0};
     describe(v[0], v[1], v[2], &s, x);
     return list_of(x, FEATURES);
 }
@@ -78,7 +78,9 @@ static void predict(const double *p, struct situation *s, double *out, npy_intp 
     double turn = larger(0.0, s->speed * (p[REST] * x[REST] + p[BUSY] * x[BUSY]));
     double full = s->limit > 0.0 ? larger(0.0, x[RUNNING]) / s->limit : 0.0;
     out[TIMES * n] = seconds;
-    double cost = seconds + p[IN_TURN] * turn + p[PLACE] * s->speed * p[UNCACHED] * x[UNCACHED] * sharp(full, p[SHARP]);
+    double cached = larger(0.0, s->prompt - s->tokens), again = 1.0;
+    if (s->prompt > 0.0) again -= cached / s->prompt * (cached < p[LONG] ? cached / p[LONG] : 1.0);
+    double cost = seconds + p[IN_TURN] * (turn * again) + p[PLACE] * s->speed * p[UNCACHED] * x[UNCACHED] * sharp(full, p[SHARP]);
     cost += s->displaced;
     double steady = larger(1.0 / p[APART], smaller(p[APART], s->speed));
     out[COSTS * n] = larger(cost, s->speed * own + p[BURST] * steady * s->sent * (own + p[BUSY]));
@@ -192,6 +194,7 @@ KERNEL(first_tokens) {
             .load = larger(inflight,
                            DATA(double, a[RAN])[i] + DATA(double, a[WAITED])[i] + inflight - DATA(double, a[BEFORE])[i]),
             .sent = larger(0.0, inflight - DATA(double, a[BEFORE])[i]),
+            .prompt = prompt,
         };
         double holds = DATA(double, a[ROOM])[i], waited = DATA(double, a[WAITED])[i] + inflight - DATA(double, a[BEFORE])[i];
         double used = DATA(double, a[USAGE])[i], needed = used * holds + at_back(starts, slot, waited, s.ahead) + prompt;

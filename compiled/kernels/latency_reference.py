@@ -92,7 +92,7 @@ def first_tokens(
         memory = max(0.0, room_s + speed * own - seconds) if room_s > 0.0 else 0.0
         seconds += memory
         seconds = max(p["least_s"], min(p["most_s"], seconds)) if seconds == seconds else p["most_s"]
-        turn = max(0.0, speed * (p["rest"] * x[2] + p["busy"] * x[3]))
+        turn = max(0.0, speed * (p["rest"] * x[2] + p["busy"] * x[3])) * _again(prompt, tokens, p["long"])
         full = max(0.0, x[5]) / limit if limit > 0.0 else 0.0
         cost = seconds + p["in_turn"] * turn + p["place"] * speed * p["uncached"] * x[1] * full ** p["sharp"]
         cost += p["displaced"] * p["place_s"] * tokens / holds * max(0.0, used) ** p["sharp"] if holds > 0.0 else 0.0
@@ -105,6 +105,12 @@ def first_tokens(
     for found in result:
         found[COSTS] += later * p["rest"] * max(0.0, found[UNCACHED] - p["long"]) / THOUSAND
     return np.array(result, dtype=np.float64).reshape(len(slots), 7).T
+
+
+def _again(prompt: float, uncached: float, long: float) -> float:
+    """Returns how much of the wait in turn a prompt adds a second time: 1 without cached tokens, and 0 if nearly all of a long one is."""
+    cached = max(0.0, prompt - uncached)
+    return 1.0 - cached / prompt * (cached / long if cached < long else 1.0) if prompt > 0.0 else 1.0
 
 
 def follow(starts: Floats, worker: int, slot: int, tokens: float) -> None:

@@ -29,17 +29,19 @@ speed counts as the one that explains the time. Prompts that were sent to it lat
 
 The cost of a request is the time that it takes, and the time that it adds to later requests:
 
-    cost = first token + turn * (b / a) ** SHARP + PLACE * own * full ** SHARP_FULL + later * b * long
+    cost = first token + again * turn * (b / a) ** SHARP + PLACE * own * full ** SHARP_FULL + later * b * long
            + DISPLACED * taken * usage ** SHARP_FULL
 
-`turn` is the time until the endpoint begins with this prompt, if prompts wait for each other: then b = a. It counts twice: later requests
-join the same step and make it longer, and where many wait, a prefix is worth a second copy. `own` is the time that the endpoint spends
-on this prompt. A prompt that is computed again keeps its place in the batch for this time longer, and where the batch is full, later
-requests wait for it. `full` is the taken share of the batch, 0 to 1 (0 if its limit is not known). Where prompts wait for each other,
-`later` requests wait for `long`, what is computed of a prompt beyond LONG_TOKENS: u / (1 - u), at most LATER. `u` is the share of the
-endpoints that have prompts without a first token. So a second copy of a long prefix is dear where most endpoints are busy. A short prefix
-is worth a second copy. `taken` is the part of the KV cache that the uncached tokens take, times the mean time that an answer lasts. If
-the `usage` of the cache, 0 to 1, is high, later requests lack this memory: they wait, or find fewer cached prefixes.
+`turn` is the time until the endpoint begins with this prompt, if prompts wait for each other: then b = a. A prompt that is not cached adds
+this time a second time: later requests join the same step and make it longer. If most of a prompt is cached, it delays later requests
+little, and other endpoints would compute its prefix again and drop others for it. So `again` is 1 without hits, and else less by the cached
+part of the prompt * min(1, cached tokens / LONG_TOKENS). `own` is the time that the endpoint spends on this prompt. A prompt that is
+computed again keeps its place in the batch for this time longer, and where the batch is full, later requests wait for it. `full` is the
+taken share of the batch, 0 to 1 (0 if its limit is not known). Where prompts wait for each other, `later` requests wait for `long`, what is
+computed of a prompt beyond LONG_TOKENS: u / (1 - u), at most LATER. `u` is the share of the endpoints that have prompts without a first
+token. So a second copy of a long prefix is dear where most endpoints are busy. A short prefix is worth a second copy. `taken` is the part
+of the KV cache that the uncached tokens take, times the mean time that an answer lasts. If the `usage` of the cache, 0 to 1, is high, later
+requests lack this memory: they wait, or find fewer cached prefixes.
 
 A model that has learned something strange, for example while one of the servers stood still, may see no cost in what is in flight, and may
 take one of two equal endpoints for much faster. So whatever was learned, requests that were sent since the last scrape (`sent`) cost a part

@@ -328,14 +328,22 @@ def test_requests_from_before_the_last_scrape_cost_nothing_beyond_what_was_learn
 
 @pytest.mark.parametrize(("busy", "copies"), [(0, True), (2, False), (4, False)])
 def test_the_busier_the_pool_the_longer_a_request_waits_for_the_endpoint_that_holds_its_long_prefix(busy: int, copies: bool) -> None:
-    """Slot 0 holds all but 100 tokens of a prompt of 8,000, and prompts of 5,000 tokens before it."""
+    """Slot 0 holds all but 100 tokens of a prompt of 8,000, and prompts of 9,000 tokens before it."""
     model, slots, none = LatencyModel(), np.arange(5, dtype=np.intp), np.zeros(5)
-    ahead = np.array([5_000.0] + [100.0] * busy + [0.0] * (4 - busy))
+    ahead = np.array([9_000.0] + [100.0] * busy + [0.0] * (4 - busy))
     held = np.array([7_900.0, 0.0, 0.0, 0.0, 0.0])
     for prompt, waits in ((8_000.0, not copies), (2_000.0, False)):
         blocks = np.minimum(held, prompt - 100.0)
         found = model.outlook(slots, np.zeros((1, CELLS, 5)), 0.0, prompt, blocks, 1.0, ahead, *[none] * 6)
         assert (found[COSTS].argmin() == 0) == waits
+
+
+@pytest.mark.parametrize(("prompt", "cached", "again"), [(8_000.0, 0.0, 1.0), (2_048.0, 1_024.0, 0.875), (8_192.0, 6_144.0, 0.25)])
+def test_the_longer_a_cached_prefix_the_less_the_wait_for_prompts_ahead_counts_again(prompt: float, cached: float, again: float) -> None:
+    model, slots, none, idle = LatencyModel(), np.array([0]), np.zeros(1), np.zeros((1, CELLS, 1))
+    found = model.outlook(slots, idle, 0.0, prompt, np.array([cached]), 1.0, np.array([1_000.0]), *[none] * 6)
+    later = 0.1 * max(0.0, prompt - cached - 4_096.0) / 1_000.0
+    assert found[COSTS, 0] == pytest.approx(found[TIMES, 0] + again * (0.1 + 0.01) + later)
 
 
 def test_is_not_trusted_while_it_predicts_worse_than_the_mean() -> None:

@@ -53,7 +53,7 @@ def test_where_prompts_wait_for_each_other_the_wait_for_a_prefix_does_not_count_
 
 
 def test_siblings_wait_where_their_prefix_is_computed() -> None:
-    before = outlook(ahead=PROMPT)
+    before = outlook(ahead=1.5 * PROMPT)
     found = weighed(before, sibling())
     assert before[COSTS, 0] > before[COSTS, 1]
     assert found[COSTS, 0] < found[COSTS, 1]
