@@ -46,9 +46,10 @@ from loadtest.demo.stack import picker_config
 from tests.bench.flood_traffic import Good, Tenants
 from tests.bench.overload_stack import FAIR, config, flow_control
 from tests.e2e.cluster import Cluster, Picker
-from tests.faults.attacks import ATTACKS, LIMITED, SECURE, USAGE_LIES, client_context
+from tests.faults.attacks import ATTACKS, LIMITED, SECURE, USAGE_LIES
 from tests.faults.failing_servers import BLACK_HOLES, REQUEST_FLOODS, BlackHole, Conversations
 from tests.faults.page_attacks import FILE_ATTACKS, PAGE_ATTACKS
+from tests.tls_client import client_context
 
 SECONDS = 5.0
 RATE = 100.0

@@ -15,7 +15,6 @@ import json
 import resource
 import select
 import socket
-import ssl
 import struct
 import sys
 import time
@@ -45,6 +44,7 @@ from tests.faults.client import (
 from tests.faults.failing_servers import BLACK_HOLES, REQUEST_FLOODS
 from tests.faults.page_attacks import FILE_ATTACKS, PAGE_ATTACKS
 from tests.faults.tls_attacks import garble
+from tests.tls_client import client_hello
 
 PRIORITY = 2
 CALM = 11
@@ -328,28 +328,12 @@ def exhaust(port: int, seconds: float, count: int = CONNECTIONS) -> Closed:
     return closed
 
 
-def client_context() -> ssl.SSLContext:
-    """Returns the TLS context of a gateway that does not verify the picker's certificate."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # without the system's authorities: to load them takes 10 ms
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    context.set_alpn_protocols(["h2"])
-    return context
-
-
-def _client_hello() -> bytes:
-    """Returns the first message of a TLS handshake."""
-    out = ssl.MemoryBIO()
-    with contextlib.suppress(ssl.SSLWantReadError):
-        client_context().wrap_bio(ssl.MemoryBIO(), out).do_handshake()
-    return out.read()
-
-
 def shake_hands(port: int, seconds: float, count: int = HANDSHAKES) -> list[Closed]:
     """Begins TLS handshakes from another address, always with the same message, and leaves at the first byte of the answer.
 
     So a handshake costs the picker a signature and the attacker nothing. There are always `count` of them.
     """
-    begun, ends, hello = time.monotonic(), [], _client_hello()
+    begun, ends, hello = time.monotonic(), [], client_hello()
     poll, held = select.epoll(), {}
     try:
         while time.monotonic() - begun < seconds:

@@ -318,7 +318,8 @@ class Gateway:
 
     async def whole(self, pieces: Sequence[bytes], answer: Sequence[bytes] | Answering) -> Ending:
         """Runs one request. `pieces`: its messages. `answer`: those of its answer, or a function that returns them for the picked
-        endpoint. Repeats a request that the picker never processed."""
+        endpoint. Repeats a request that the picker never processed.
+        """
         while True:
             with contextlib.suppress(Unprocessed):
                 try:

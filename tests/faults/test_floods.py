@@ -9,10 +9,11 @@ import pytest
 
 from tests.bench.floods import LITTLE_MEMORY, PROBE_EVERY_S, abuse, probe, pss_mib
 from tests.e2e.cluster import Cluster, eventually
-from tests.faults.attacks import ATTACKS, CALM, ELSEWHERE, PROVOCATIONS, Closed, client_context, exhaust, pour, provoking, shake_hands
+from tests.faults.attacks import ATTACKS, CALM, ELSEWHERE, PROVOCATIONS, Closed, exhaust, pour, provoking, shake_hands
 from tests.faults.client import Ending, Gateway, event_stream, long_request
 from tests.faults.page_attacks import PAGE_ATTACKS
 from tests.faults.tls_attacks import garble
+from tests.tls_client import client_context
 from workers.host.memory import BURST_EVERY_S
 from workers.transport.limits import RESETS_OF_ALL_PER_SECOND
 

@@ -8,28 +8,18 @@ import itertools
 import random
 import select
 import socket
-import ssl
 import time
 from collections.abc import Iterator
+
+from tests.tls_client import client_hello
 
 HOSTS = [f"127.0.0.{number}" for number in range(4, 20)]
 AT_ONCE = 200
 SERVER_NAME = "picker.attack"
 
 
-def hello(server_name: str = SERVER_NAME) -> bytes:
-    """Returns the first message of a TLS handshake, which names this server."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # without the system's authorities: to load them takes 10 ms
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    context.set_alpn_protocols(["h2"])
-    out = ssl.MemoryBIO()
-    with contextlib.suppress(ssl.SSLWantReadError):
-        context.wrap_bio(ssl.MemoryBIO(), out, server_hostname=server_name).do_handshake()
-    return out.read()
-
-
 def _messages(rng: random.Random) -> Iterator[bytes]:
-    whole = hello()
+    whole = client_hello(SERVER_NAME)
     at = whole.index(SERVER_NAME.encode())
     for kind in itertools.cycle(range(6)):
         if kind == 0:  # half a handshake; the rest never comes
@@ -39,7 +29,7 @@ def _messages(rng: random.Random) -> Iterator[bytes]:
         elif kind == 2:  # a name whose length is wrong
             yield whole[: at - 2] + b"\xff\xff" + whole[at:]
         elif kind == 3:  # the longest name
-            yield hello(".".join(["x" * 63] * 3))
+            yield client_hello(".".join(["x" * 63] * 3))
         elif kind == 4:  # a handshake and a second one, as a client of TLS 1.2 would ask for another key
             yield whole + whole
         else:  # records of garbage

@@ -1,23 +1,14 @@
 """Peers that leave before their TLS handshake is complete: gateways that give it up, and probes that never began one."""
 
 import socket
-import ssl
 import struct
 
 import pytest
 
+from tests.tls_client import client_hello
 from tests.workers.transport.native_site import WAIT, Site
 from workers.transport.tls import server_context
 from workers.worker.serving import GIVEN_UP
-
-
-def client_hello():
-    """Returns the first message of a TLS client."""
-    outgoing = ssl.MemoryBIO()
-    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).wrap_bio(ssl.MemoryBIO(), outgoing, server_hostname="picker")
-    with pytest.raises(ssl.SSLWantReadError):
-        client.do_handshake()
-    return outgoing.read()
 
 
 def leave(peer, *, reset):
@@ -33,7 +24,7 @@ def test_a_gateway_that_leaves_during_the_handshake_gives_it_up(part, reset):
     site = Site(server_context(None))
     try:
         peer = socket.create_connection(("127.0.0.1", site.port), WAIT)
-        peer.sendall(client_hello()[:part])
+        peer.sendall(client_hello("picker")[:part])
         site.until(lambda: site.server.connections == 1)
         leave(peer, reset=reset)
         site.until(lambda: site.server.connections == 0)

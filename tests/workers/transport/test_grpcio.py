@@ -15,6 +15,7 @@ from typing import Any, Self
 import grpc
 import pytest
 
+from tests.tls_client import client_context
 from tests.workers.transport.echo import application
 from tests.workers.transport.helpers import DATA, HEADERS, SETTINGS, block, frame, framed, setting
 from tests.workers.transport.sites import PATH, WAIT, Site
@@ -314,9 +315,7 @@ class Certificates:
 
 def shown(site: Site) -> str:
     """The certificate that a new connection gets."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    context.set_alpn_protocols(["h2"])
+    context = client_context()
     plain = socket.create_connection(("127.0.0.1", site.port), WAIT)
     with context.wrap_socket(plain, server_hostname="localhost") as secure:
         assert secure.selected_alpn_protocol() == "h2"

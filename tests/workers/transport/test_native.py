@@ -7,6 +7,7 @@ import threading
 import grpc
 import pytest
 
+from tests.tls_client import client_context
 from tests.workers.transport.helpers import DATA, HEADERS, PING, SETTINGS, block, frame, framed, parse, setting
 from tests.workers.transport.native_site import WAIT, Site, busy, connect, hold, mirror, raw, read_all
 from workers.transport.frames import PREFACE
@@ -72,8 +73,7 @@ def test_plain_http_gets_an_answer_that_the_port_speaks_tls():
 
 def test_http1_within_tls_gets_an_answer_too():
     site = Site(server_context(None))
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context = client_context(())
     try:
         plain = socket.create_connection(("127.0.0.1", site.port), WAIT)
         with context.wrap_socket(plain, suppress_ragged_eofs=True) as peer:
@@ -111,9 +111,7 @@ def test_a_handler_knows_the_port_and_the_authority_that_its_peer_has_called():
 
 def test_a_handler_knows_the_port_under_tls_too():
     site = Site(server_context(None), further=1)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    context.set_alpn_protocols(["h2"])
+    context = client_context()
     try:
         with socket.create_connection(("127.0.0.1", site.further_ports[0]), WAIT) as plain, context.wrap_socket(plain) as peer:
             peer.sendall(PREFACE + frame(SETTINGS, 0, 0) + frame(HEADERS, 4, 1, block(path="/test/Hold", authority="pool.svc")))
@@ -266,9 +264,7 @@ def test_a_gateway_that_opens_a_connection_for_each_request_is_not_a_flood():
     """NGINX Gateway Fabric does so (`realExtProcClientFactory` in cmd/gateway/endpoint_picker.go of its repository)."""
     time_ = [10.0]
     site = Site(server_context(None), now=lambda: time_[0])
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    context.set_alpn_protocols(["h2"])
+    context = client_context()
     request = PREFACE + frame(SETTINGS, 0, 0) + frame(HEADERS, 5, 1, block(path="/test/Nothing"))
     connections = BURST + int(PER_SECOND * WAIT_S_MAX)
     try:

@@ -9,17 +9,14 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from tests.tls_client import client_context
 from tests.workers.authority import CLIENT, Authority, Pair, write, write_pair
 from workers.transport.tls import FILE_BYTES_MAX, Settings, TlsError, read, self_signed, server_context
 
 
 def anyone() -> ssl.SSLContext:
     """A client that verifies nothing."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
-    context.set_alpn_protocols(["h2", "http/1.1"])
-    return context
+    return client_context(("h2", "http/1.1"))
 
 
 def handshake(context: ssl.SSLContext, client_context: ssl.SSLContext | None = None) -> ssl.SSLObject:
