@@ -104,7 +104,8 @@ def request(prompt: bytes = b"", **fields: object) -> Request:
 
 def made(cls: type[Made], services: "FakeServices | None" = None, /, **parameters: Any) -> Made:
     """Makes and starts a plugin as a configuration does. `parameters`: the parameters, with names in camelCase. Raises
-    msgspec.ValidationError or ValueError."""
+    msgspec.ValidationError or ValueError.
+    """
     plugin = cls(cls.type_name, msgspec.convert(parameters, cls.Params))
     plugin.start(services or FakeServices())
     return plugin

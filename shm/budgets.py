@@ -54,7 +54,8 @@ class BudgetsSchema(Layout):
 
 class Elsewhere(NamedTuple):
     """How much a tenant has used according to the rows of other writers. `lapsed_*`: the largest number in these rows, or -inf. `full_*`:
-    when other replicas expect the bucket to be full; -inf if they do not know the tenant."""
+    when other replicas expect the bucket to be full; -inf if they do not know the tenant.
+    """
 
     tokens: float
     requests: float

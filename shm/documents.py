@@ -141,7 +141,8 @@ class DocumentReader:
 
     def is_whole(self, index: int) -> bool:
         """Returns whether version, length and CRC of the current slot agree. In another process, False may mean that a write is under
-        way."""
+        way.
+        """
         return self._whole(index, self.version(index)) is not None
 
     def read(self, index: int) -> tuple[int, bytes] | None:

@@ -160,7 +160,8 @@ class FlowAreas:
 
     def total(self, word: int, skipped: int = -1) -> int:
         """Sums one word over the areas of the serving workers, except the area of `skipped`. `word`: the position of the word in an
-        area."""
+        area.
+        """
         return area_total(self._all, self._serving, word, skipped)
 
     def cell(self, worker: int, band: int) -> Cell:

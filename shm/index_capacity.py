@@ -118,7 +118,8 @@ class Capacity:
     @property
     def counts(self) -> Places:
         """Returns the number of blocks of each owner: int64, shape (OWNER_IDS,). A C kernel that writes entries updates these numbers in
-        place."""
+        place.
+        """
         return self._held
 
     @property

@@ -10,7 +10,8 @@ from shm.segment import SHM_DIRECTORY
 
 def names() -> Iterator[str]:
     """Returns the names of all segments on this machine that this user may read and that this program made, as the magic in their header
-    shows."""
+    shows.
+    """
     for entry in sorted(os.scandir(SHM_DIRECTORY), key=lambda entry: entry.name):
         if entry.is_file() and os.access(entry.path, os.R_OK):
             with open(entry.path, "rb") as segment:

@@ -63,7 +63,8 @@ class Layout:
 
     def __init__(self, kind: str, layout: str, *more: object, **arguments: object) -> None:
         """`layout`: name and version. `arguments`: the arguments of the subclass's constructor. `more`: other values that determine the
-        layout."""
+        layout.
+        """
         self.layout_hash = layout_hash(layout, *arguments.values(), *more)
         self.description: Mapping[str, object] = {"kind": kind, **arguments}
 

@@ -143,7 +143,8 @@ class IndexWriter:
 
     def insert_and_tell(self, hashes: Hashes, owners: int | npt.NDArray[Any], age: int, stale: int) -> News:
         """Inserts blocks as `insert` does. Returns the blocks that are new or were last inserted `stale` or more ticks ago: the owner of
-        each run of blocks, the number of blocks of each run, and the bytes of all hashes (u64)."""
+        each run of blocks, the number of blocks of each run, and the bytes of all hashes (u64).
+        """
         news = self._insert(np.ascontiguousarray(hashes), owners, age, stale)
         assert news is not None
         return news

@@ -47,7 +47,8 @@ class Totals(NamedTuple):
 
 class _Place:
     """Says in which row a reader counts one label tuple. `row`: the row of this or a coarser tuple. `uses`: the number of blocks with the
-    tuple."""
+    tuple.
+    """
 
     __slots__ = ("labels", "row", "uses")
 

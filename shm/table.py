@@ -194,7 +194,8 @@ class TableWriter:
 
     def intact(self, handles: Iterable[Handle]) -> bool:
         """Returns whether no handle is stale, and `used` covers the rows of all handles. If not, another program has written to the
-        table."""
+        table.
+        """
         used = self._words[USED]
         return used <= self.schema.slots and all(h.slot < used and self._live_row(h) is not None for h in handles)
 
@@ -356,7 +357,8 @@ class TableReader:
 
     def moved(self, first: int, copy: TableCopy) -> bool:
         """Returns whether rows have changed since `copy` of the part that begins with `first`. If none has changed, that copy is still up
-        to date."""
+        to date.
+        """
         epoch = self._words[EPOCH]
         if epoch == copy.epoch:
             return False

@@ -1,5 +1,6 @@
 """The kernels for the areas of workers and replicas in Python. They define what `areas.c`, `histograms.c`, `prefills.c` and `replicas.c`
-compute, and run where those are not built. `shm.areas`, `shm.histograms` and `shm.prefills` have the layouts."""
+compute, and run where those are not built. `shm.areas`, `shm.histograms` and `shm.prefills` have the layouts.
+"""
 
 from bisect import bisect_left, bisect_right
 from struct import Struct
@@ -75,7 +76,8 @@ def show_prefill(
 
 def prefills_under_way(rows: Hashes, places: int, marked: Ints, hashes: Hashes, now: float, old: float, most: int) -> list[Prefill]:
     """Returns prefills that compute leading blocks of a chain, at most `most`: owner, leading blocks in common, since when, and the tokens
-    that it computes. Leaves out prefills that began `old` seconds ago or earlier."""
+    that it computes. Leaves out prefills that began `old` seconds ago or earlier.
+    """
     found: list[Prefill] = []
     numbers = marked.tolist()
     own = set(hashes[marked[: bisect_right(numbers, len(hashes))] - 1].tolist())

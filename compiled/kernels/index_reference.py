@@ -1,5 +1,6 @@
 """The kernels of the prefix index in plain Python, entry by entry. They define what `index.c`, `held.c` and `capacity.c` compute, and run
-where those are not built. `shm.prefix_index` has the layout and the terms."""
+where those are not built. `shm.prefix_index` has the layout and the terms.
+"""
 
 from collections.abc import Iterable
 from itertools import groupby
@@ -126,7 +127,8 @@ class _Insert:
 
     def _store_near(self, near: list[Place], entry: int) -> None:
         """Stores the entry in an empty place of the emptier near bucket. If both near buckets are full, makes room (`_spill`), or
-        overwrites the oldest entry."""
+        overwrites the oldest entry.
+        """
         words = self._words(near)
         empty = [[place for place, word in zip(near[at:], words[at : at + WAYS], strict=False) if self._is_empty(word)] for at in (0, WAYS)]
         room = max(empty, key=len)

@@ -75,7 +75,8 @@ def is_uuid(text: str) -> bool:
 
 def flat_end(data: bytes, at: int, most: int) -> int:
     """Returns the position after the brace that closes the JSON object opened at `at`. Returns 0 if the object is nested, or does not end
-    before `most`, or the brace is inside a string."""
+    before `most`, or the brace is inside a string.
+    """
     end = data.find(b"}", at, most) + 1
     flat = end and data.find(b"{", at + 1, end) < 0 and data.count(b'"', at, end) % 2 == 0
     return end if flat else 0
@@ -131,7 +132,8 @@ def copied(values: Floats) -> Floats:
 
 def reused(held: Floats, each: float, tokens: int, sizes: Floats) -> Floats:
     """Returns how many of the `tokens` of a prompt each server reuses: of `held` blocks of `each` tokens, whole blocks of its own size
-    (`sizes`), but never the last token."""
+    (`sizes`), but never the last token.
+    """
     return np.floor(np.minimum(held * each, max(tokens - 1, 0)) / sizes) * sizes
 
 
@@ -251,7 +253,8 @@ def _alone(page: bytes, at: int, end: int, typed: bool, name_line: bytes, type_l
 
 def answers(data: bytes, at: int, most: int) -> tuple[list[int | tuple[bytes, bytes]], int]:
     """Reads from `at` on what a replica store nearly always sends: numbers, and messages as pairs of channel and content, each of at most
-    `most` bytes. Returns the complete items, and where the last one ends."""
+    `most` bytes. Returns the complete items, and where the last one ends.
+    """
     found: list[int | tuple[bytes, bytes]] = []
     while (number := NUMBER.match(data, at)) is not None or (head := MESSAGE.match(data, at)) is not None:
         if number is not None:

@@ -188,7 +188,8 @@ class _Planner:
 
     def eviction(self) -> tuple[points.EvictionFilter | None, points.EvictionOrder | None]:
         """Returns the first eviction filter and the first eviction order that the configuration lists, or the defaults. Both are None if
-        eviction is off."""
+        eviction is off.
+        """
         if not self.entry.eviction:
             return None, None
         filters, orders = self.instances.of_kind(points.EvictionFilter), self.instances.of_kind(points.EvictionOrder)

@@ -257,7 +257,8 @@ class _Dumper(yaml.SafeDumper):
 
     def write_double_quoted(self, text: str, split: bool = True) -> None:
         """Escapes all characters that are not ASCII. Only text that could control a terminal, or that a terminal would hide, is written so
-        (see `_text`)."""
+        (see `_text`).
+        """
         self.allow_unicode = False
         super().write_double_quoted(text, split)
         self.allow_unicode = True

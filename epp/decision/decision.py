@@ -152,7 +152,8 @@ class Response:
 
 class Usage:
     """Holds the token counts that the model server reports: prompt, completion, and cached prompt tokens. A count is None if the server did
-    not report it."""
+    not report it.
+    """
 
     __slots__ = ("cached", "completion", "prompt")
 

@@ -1,5 +1,6 @@
 """A scheduling profile, compiled to a tuple of calls. `epp.decision.pipeline` makes it from the configuration; `epp.decision.decide` runs
-it."""
+it.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol

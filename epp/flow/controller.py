@@ -329,8 +329,7 @@ class FlowController:
     # Configuration.
 
     def provision(self, priorities: Collection[int]) -> None:
-        """Takes over the priorities of all objectives, and creates the missing bands. A band that neither the plan nor an objective needs
-        is removed once it is empty."""
+        """Takes over the priorities of all objectives. Creates the missing bands, and removes an empty band that nothing needs."""
         self._provisioned = tuple(priorities)
         self._registry.provision(priorities)
 

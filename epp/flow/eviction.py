@@ -96,7 +96,8 @@ class Victims:
 
 class BestVictim(NamedTuple):
     """Holds what one worker shows to the others. `evictable`: number of its victims. `priority`, `dispatched_at`: the priority and the
-    dispatch time of the best victim."""
+    dispatch time of the best victim.
+    """
 
     evictable: int = 0
     priority: int = 0

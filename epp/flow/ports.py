@@ -184,7 +184,8 @@ class Peers(Protocol):
 
 class Future(Protocol):
     """The object that a waiting request awaits; `asyncio.Future` is one. It is set only once. Setting it resumes the request later, not at
-    once."""
+    once.
+    """
 
     def __await__(self) -> Generator[Any, None, Any]: ...
     def set_result(self, result: Any, /) -> None: ...

@@ -199,7 +199,8 @@ class LatencyModel:
     def limit(self, slot: int) -> float:
         """Returns the endpoint's batch limit in requests; 0 if it is not known.
 
-        An endpoint without a limit of its own has the usual limit, unless it has run a larger batch."""
+        An endpoint without a limit of its own has the usual limit, unless it has run a larger batch.
+        """
         known = self.endpoints.get(slot)
         if known is None:
             return self.usual_limit

@@ -83,7 +83,8 @@ class Group(NamedTuple):
 
     def by_pool(self, pools: int) -> "Group":
         """Returns the group with a label for the pool and room for some tuples of each pool; the group itself if it has such a label or is
-        not `pooled`."""
+        not `pooled`.
+        """
         if OF_POOL in self.labels or not self.pooled:
             return self
         return self._replace(labels=(*self.labels, POOL), blocks=max(self.blocks, BLOCKS_PER_POOL * pools))
@@ -91,7 +92,8 @@ class Group(NamedTuple):
 
 class Labelled(NamedTuple):
     """Names a histogram of a group. If a metric has several histograms in the group, they differ in a further label: `label` is its name,
-    `value` its fixed value."""
+    `value` its fixed value.
+    """
 
     metric: Metric
     label: str = ""

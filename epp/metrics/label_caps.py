@@ -103,7 +103,8 @@ class GroupNames:
 
 class AtOnce(GroupNames):
     """Gives each tuple of gauges its own name at once, before any request was served. Gauges fall to 0 again, and their tuples then give up
-    their room."""
+    their room.
+    """
 
     def fold(self, labels: Labels) -> Labels:
         return labels

@@ -1,5 +1,6 @@
 """Request-header plugins read facts about a request from its headers. This one reads the session of a coding agent, so that each agent
-gets a fair share."""
+gets a fair share.
+"""
 
 import msgspec
 

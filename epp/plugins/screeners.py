@@ -191,7 +191,8 @@ class RolloutScreener(Screener, ResponseReceived):
 
     def _gated(self, candidates: Candidates, *, pick: bool) -> Mask:
         """Returns a mask of candidates: those of one revision, which is drawn, or, if `pick` is False, those of all revisions with all
-        required roles."""
+        required roles.
+        """
         shares = self.shares(candidates.snapshot)
         served = {r: mask for r in shares if (mask := self._revisions.among(candidates, r)).any()}
         if not served:

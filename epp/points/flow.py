@@ -144,7 +144,8 @@ class Ledger(Protocol):
 
     def served(self) -> int:
         """Returns a number that changes when another worker dispatches a request. While the number stays the same, no value needs to be
-        read again."""
+        read again.
+        """
 
     def flow_hash(self, flow: FlowKey) -> int:
         """Returns the hash of a flow, the same in all workers."""

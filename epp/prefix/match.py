@@ -20,7 +20,8 @@ TIERS_MAX = 4
 
 class Capacity(NamedTuple):
     """Says how many blocks of an endpoint the index keeps: `blocks`, or with `auto_tune` as many as the server's cache has room for, if the
-    server reports the size of the cache."""
+    server reports the size of the cache.
+    """
 
     auto_tune: bool
     blocks: int
@@ -97,7 +98,8 @@ class PrefixMatch:
         under_way: Sequence[Prefill] = (),
     ) -> None:
         """`servers`: the block sizes of the servers; None if not known. `held`: the tokens that each endpoint holds, if they are not whole
-        blocks of `block_tokens`. `weighted`: like `held`, but each token has the weight of its tier."""
+        blocks of `block_tokens`. `weighted`: like `held`, but each token has the weight of its tier.
+        """
         self.blocks = blocks
         self.hashes = hashes
         self.total = len(hashes)

@@ -229,7 +229,8 @@ class Finder:
 
     def _remember(self, page: bytes, line: int, lines: list[bytes]) -> None:
         """Remembers the text before the first value of the lines that begin at `line`. The text begins with the newline above, or
-        with the newline before the family's TYPE line if that line is directly above."""
+        with the newline before the family's TYPE line if that line is directly above.
+        """
         series = _SERIES.match(lines[0], len(self._name))
         if series is None:
             return

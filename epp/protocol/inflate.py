@@ -1,7 +1,8 @@
 """Unpacks gzip with two limits: the limit of the caller, and a ratio that real text does not exceed.
 
 A kilobyte of gzip can unpack to a megabyte of zeros. Text and JSON shrink 3 to 20 times, so content that shrinks more than RATIO_MAX times
-is refused, because it would only cost memory. Content of up to FREE_BYTES is harmless and allowed at any ratio."""
+is refused, because it would only cost memory. Content of up to FREE_BYTES is harmless and allowed at any ratio.
+"""
 
 import zlib
 from collections.abc import Generator
@@ -30,7 +31,8 @@ def reach(size: int, limit: int) -> int:
 
 def slices(data: bytes | memoryview, limit: int) -> Unpacking:
     """Unpacks one or several gzip members in steps, and returns the content. Yields after each step how many bytes the step has unpacked,
-    so that other streams can run in between. Raises TooLong, and ValueError if the data are not complete gzip."""
+    so that other streams can run in between. Raises TooLong, and ValueError if the data are not complete gzip.
+    """
     view, at, members = memoryview(data), 0, 1
     parts: list[bytes] = []
     before = left = limit = reach(len(data), limit)
@@ -82,7 +84,8 @@ def at_once(steps: Unpacking) -> bytes:
 
 def body_slices(body: bytes | memoryview, coding: str, limit: int) -> Unpacking | None:
     """Unpacks the body of a request in steps (see `slices`). Returns None if the body has no content coding. Raises Refused, at once or in
-    a step, if the coding is not gzip or the content has more than `limit` bytes."""
+    a step, if the coding is not gzip or the content has more than `limit` bytes.
+    """
     name = coding.strip().lower()
     if name in ("", "identity"):
         return None

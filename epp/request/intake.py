@@ -152,6 +152,7 @@ class Intake:
 
 def request_objective(request: Request) -> str:
     """Returns the InferenceObjective of a request: the one that the client names, if the tenant may use it, or else the tenant's first
-    objective; or ""."""
+    objective; or "".
+    """
     claimed = client_headers.objective(request.headers) if request.wishes else ""
     return claimed if request.tenant is None else request.tenant.objective(claimed)

@@ -53,7 +53,8 @@ class Pattern:
 
     def fits(self, name: str) -> bool:
         """Returns whether the pattern matches the whole name. Only a `*` in the pattern matches a `*` in `name`. So `name` may be another
-        pattern; the result then says whether this pattern matches all names that the other one matches."""
+        pattern; the result then says whether this pattern matches all names that the other one matches.
+        """
         at, end = len(self._first), len(name) - len(self._last)
         if at > end or not name.startswith(self._first) or not name.endswith(self._last):
             return False
@@ -119,7 +120,8 @@ class PoolChoice:
 
     def of_stream(self, port: int, authority: str) -> int:
         """Returns the pool of all requests of a stream; UNDECIDED if the request decides. `port`: the port of the stream's socket;
-        `authority`: the authority as the peer sent it."""
+        `authority`: the authority as the peer sent it.
+        """
         pool = self._by_port.get(port, UNDECIDED)
         if pool != UNDECIDED or not authority:
             return pool

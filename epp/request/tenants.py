@@ -78,7 +78,8 @@ class FromKey(Source):
 
 class Salts:
     """Makes cache salts. A salt is the HMAC, under a secret, of the name of a tenant or of the tenant's group. Without the secret, nobody
-    can compute a salt from the name."""
+    can compute a salt from the name.
+    """
 
     def __init__(self, secret: int, groups: Mapping[str, str] = NO_GROUPS) -> None:
         """`secret`: the 64-bit seed of prefix hashes; salts do not reveal it. `groups`: tenant -> group; others have their own salts."""

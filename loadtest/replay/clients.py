@@ -42,7 +42,8 @@ def _ends_before(earlier: Asked, later: Asked) -> bool:
 
 class Arrivals:
     """The arrivals of a replay, in virtual seconds from the first arrival. The owner pops requests that are due, and reports the ends of
-    requests."""
+    requests.
+    """
 
     def __init__(self, requests: Sequence[Asked], before: Sequence[int], rate: float, clients: int = 0) -> None:
         """`before`: see `turns`. `rate`: by which factor requests come faster. `clients`: how many there are; 0 means any number."""

@@ -36,7 +36,8 @@ Weights = dict[str, dict[str, float]]  # profile -> scorer -> weight
 
 def differs(config: Configuration, recorded: Mapping[int, Configured]) -> list[str]:
     """Returns a warning for each configuration of the recording whose profiles or weights differ from those of the configuration that
-    replaces it."""
+    replaces it.
+    """
     ours: Weights = {
         profile.name: {scorer.name: weight for scorer, weight in profile.members if isinstance(scorer, Scorer)}
         for profile in config.load().pipeline.wiring.profiles

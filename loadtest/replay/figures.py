@@ -89,7 +89,8 @@ def checked(name: str) -> str:
 
 def figures(run: Run, base: Ints, endpoints: int, counted: slice | np.ndarray = slice(None)) -> Figures:
     """Computes the figures of the requests in `counted`. `base`: for each request, the endpoint to compare with
-    the chosen one. Raises NoAnswer."""
+    the chosen one. Raises NoAnswer.
+    """
     target, first = run.target[counted], run.first_s[counted]
     answered = (target >= 0) & ~np.isnan(first)
     if not answered.any():

@@ -170,7 +170,8 @@ class Fleet:
 
     def warm(self, slot: int, runs: Sequence[Run], block_tokens: float, hashes: Hashes) -> None:
         """Puts the first blocks of a prompt into a server's cache, before the first request. `hashes`: the hashes of these blocks that the
-        index has."""
+        index has.
+        """
         self.servers[slot].warm(runs, block_tokens)
         self._writer.insert(hashes, self._endpoints[slot].owner, 0)
 

@@ -1,5 +1,6 @@
 """Reads traces of public formats. They have no endpoints and no times, so servers are assumed, and answers take the time that these servers
-need."""
+need.
+"""
 
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple, TypeVar, get_args
@@ -25,7 +26,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 class Assumed(NamedTuple):
     """The servers that are assumed for a trace without times; None for a value that is not given. `form`: the form of the model, one of
-    `loadtest.replay.servers`."""
+    `loadtest.replay.servers`.
+    """
 
     form: Form | None = None
     prefill_us: float | None = None

@@ -1,5 +1,6 @@
 """Shows on a terminal how far a long command has got, in one line on stderr that the next text replaces. Without a terminal, only warnings
-appear."""
+appear.
+"""
 
 import sys
 from types import TracebackType

@@ -26,7 +26,8 @@ ANSWER_SHARE: Final = 0.5  # a next turn is longer by at least this share of the
 
 class Prompts(NamedTuple):
     """For each request: the index of the turn before in its conversation, or OPEN; how many leading blocks of its prompt an earlier prompt
-    had; how many further tokens a server with these blocks has cached; and the runs of the prompt."""
+    had; how many further tokens a server with these blocks has cached; and the runs of the prompt.
+    """
 
     before: list[int]
     known: list[int]

@@ -83,7 +83,8 @@ class Sight:
 
 class Lifetime(msgspec.Struct, frozen=True):
     """An endpoint, and the time during which it was there. `down`: (since, until) of the times when it did not answer. Times are those of
-    `Asked.at`."""
+    `Asked.at`.
+    """
 
     member: Member
     joined_at: float

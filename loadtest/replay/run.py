@@ -179,7 +179,8 @@ class Replay:
 
     def _warm(self, use: PrefixUse | None) -> None:
         """Gives the caches and the index the blocks that servers held before the recording. The blocks that are needed first become the
-        youngest."""
+        youngest.
+        """
         secret = self._services.prefix_seed
         for number, slot, blocks in reversed(self._world.warm):
             asked = self._requests[number]

@@ -64,7 +64,8 @@ class Scenario(msgspec.Struct, frozen=True):
 
     def replay(self, config: Configuration, progress: Progress, base: Ints | None = None) -> Replayed:
         """Replays a configuration, several times if there are few requests. `base`: for each request, the endpoint to compare with; None
-        means the endpoint of the replay itself. Raises OfflineError."""
+        means the endpoint of the replay itself. Raises OfflineError.
+        """
         total = len(self.world.requests)
         times = RUNS if total <= FEW_REQUESTS else 1
 
@@ -101,7 +102,8 @@ class Outcome(NamedTuple):
 
 class Clients(NamedTuple):
     """Says how clients behave. `open`: whether no client waits for an answer. `number`: the number of clients in a closed loop; 0: see
-    `loadtest.replay.clients`."""
+    `loadtest.replay.clients`.
+    """
 
     open: bool = False
     number: int = 0

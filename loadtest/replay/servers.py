@@ -59,7 +59,8 @@ class Speed(msgspec.Struct, frozen=True):
 
 class Job:
     """One request inside a server. `runs`: the blocks of its prompt. `cached`: tokens that need no computing; below 0 if the server's cache
-    decides at the start. `known`, `beyond`: if the server holds exactly `known` blocks, it has `beyond` further tokens cached."""
+    decides at the start. `known`, `beyond`: if the server holds exactly `known` blocks, it has `beyond` further tokens cached.
+    """
 
     __slots__ = (
         "beyond", "block_tokens", "cached", "known", "left", "needs", "number", "output", "prompt", "ready_at", "runs"
@@ -89,7 +90,8 @@ News = tuple[float, Job, bool]  # when, which request, and whether it has got it
 
 class Server(Protocol):
     """One server. `due`: when `advance` will have news; inf if it will have none. `active_tokens`: the tokens of the cache that running
-    requests hold; a block that several requests use is counted once."""
+    requests hold; a block that several requests use is counted once.
+    """
 
     due: float
     running: int
@@ -119,7 +121,8 @@ class Cache:
 
     def take(self, job: Job, output_tokens: int) -> int:
         """Returns how many tokens of a prompt the cache holds. From now on, it holds the whole prompt. `output_tokens`: the tokens of the
-        answers that run."""
+        answers that run.
+        """
         hits = 0
         for run in job.runs:
             count = self._held.get(run, NOTHING)[0]

@@ -1,5 +1,6 @@
 """The services that a worker gives its plugins, in virtual time: timers, waits, and a latency model that learns. There are no other
-servers."""
+servers.
+"""
 
 import heapq
 from collections.abc import Callable, Coroutine, Iterable

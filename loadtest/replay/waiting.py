@@ -66,7 +66,8 @@ class Waited:
 
 class _Alone:
     """The peers of a shard that is the only one, so there are none. Implements `epp.flow.ports.Peers`, and keeps the counts that the probe
-    reads."""
+    reads.
+    """
 
     def __init__(self) -> None:
         self._passed = self._pending = 0

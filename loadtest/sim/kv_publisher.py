@@ -19,7 +19,8 @@ REPLAY_END: Final = b"\xff" * 8
 
 class KvPublisher:
     """Publishes the events of one engine. `events`, `replay`: addresses to bind, such as tcp://127.0.0.1:5557; with "" as `replay`, there
-    are no replays."""
+    are no replays.
+    """
 
     def __init__(
         self,

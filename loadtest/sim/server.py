@@ -232,7 +232,8 @@ class SimServer:
 
     async def _listen_again(self) -> None:
         """Listens again after the fault `vanish`. Retries, because an outgoing connection of another process may use the port for a
-        moment."""
+        moment.
+        """
         for _ in range(LISTEN_TRIES):
             try:
                 await self.listen()

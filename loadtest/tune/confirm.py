@@ -24,7 +24,8 @@ INTERVAL: Final = (2.5, 50.0, 97.5)  # percent
 
 class Verdict(msgspec.Struct, frozen=True):
     """How a candidate did on the held-out part. `gain`: the share by which the objective is better than with the base; it is between `low`
-    and `high` with 95 % confidence. `better`: whether the candidate is better by more than chance and all conditions hold."""
+    and `high` with 95 % confidence. `better`: whether the candidate is better by more than chance and all conditions hold.
+    """
 
     base: Figures
     best: Figures

@@ -316,7 +316,8 @@ def check_endpoints(options: Options, config: EffectiveConfig) -> None:
 
 def check_objects(folder: str, pools: Sequence[PoolName] = ()) -> None:
     """Checks the objects in a folder as the supervisor does at its first start. Raises BadConfiguration. `pools`: the names of several
-    pools."""
+    pools.
+    """
     if not folder:
         return
     try:

@@ -134,7 +134,8 @@ def _traced(path: str, wanted: str, config: EffectiveConfig | None) -> list[Expl
 
 def _live(port: MetricsPort, wanted: Wanted, count: int) -> list[Explanation]:
     """Returns decisions that workers remember or that are recorded. For a wanted time, recorded decisions come first, because the recording
-    has their outcome. Otherwise the workers' decisions come first, because they are newer. Raises ClickException."""
+    has their outcome. Otherwise the workers' decisions come first, because they are newer. Raises ClickException.
+    """
     if wanted.at is not None:
         try:
             return explain_recorded.explained(port, wanted, count)

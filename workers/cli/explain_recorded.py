@@ -104,7 +104,8 @@ def moment(text: str, now: float) -> float:
 
 def explained(port: MetricsPort, wanted: Wanted, count: int) -> list[Explanation]:
     """Returns the explanations of up to `count` recorded decisions: those nearest to `wanted.at`, or the newest ones. Raises
-    ClickException."""
+    ClickException.
+    """
     query = urllib.parse.urlencode({"flow": wanted.flow})
     recorded = port.read(f"/debug/decisions/recorded?{query}", msgspec.json.Decoder(Recorded).decode)
     if not recorded.folder:

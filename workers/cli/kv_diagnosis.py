@@ -14,7 +14,8 @@ KINDS_MAX: Final = 16  # the number of remembered topics and block sizes
 
 class ExpectedEvents(msgspec.Struct, frozen=True, kw_only=True):
     """The picker's expectations of an endpoint. `block_tokens` 0 and `model` "" accept every value. `events`: how many events are
-    enough."""
+    enough.
+    """
 
     topic: str
     block_tokens: int = 0

@@ -1,5 +1,6 @@
 """A metrics port that a command asks for pages. This module is separate from `which`, because commands without a page need no HTTP
-client."""
+client.
+"""
 
 import http.client
 import ssl

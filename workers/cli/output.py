@@ -1,5 +1,6 @@
 """Prints the output of commands. Names of models, endpoints and tenants come from strangers, so each text is escaped first
-(`printable`)."""
+(`printable`).
+"""
 
 from collections.abc import Iterable, Sequence
 

@@ -62,7 +62,8 @@ def run(instance: Instance, attempt: Attempt) -> int:
 
 def bound_memory(instance: Instance) -> None:
     """Limits the memory of this process to the memory of a worker plus a private copy of the shared memory. Beyond this limit, Python
-    raises MemoryError."""
+    raises MemoryError.
+    """
     options = instance.options
     room = max(ROOM_BYTES_MIN, share(options.worker_memory_limit, cgroup_limit(), options.workers) or ROOM_BYTES)
     limit = data_bytes() + sum(instance.layout.needs().values()) + room
@@ -195,7 +196,8 @@ def _of_folder(options: Options, name: str) -> Given:
 
 def _changed(view: Instance | None, given: Given | None) -> bool:
     """Returns whether the files of a pool differ from its configuration in force. `view`: None for a new pool. `given`: None if its file
-    cannot be read."""
+    cannot be read.
+    """
     if view is None or given is None or not view.served:
         return True
     if any(source.files for source in view.sources.all):

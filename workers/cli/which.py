@@ -79,6 +79,7 @@ def _ask(running: list[Seen]) -> Seen:
 
 def check_pool(name: str, known: Sequence[str]) -> None:
     """Refuses the name of a pool that is not `known`: the names of the picker's pools, or no names if it has one pool. Raises
-    UsageError."""
+    UsageError.
+    """
     if why := no_such_pool(name, known):
         raise click.UsageError(f"--pool: {why}")

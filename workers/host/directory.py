@@ -28,7 +28,8 @@ CHANGES: Final = IN_MODIFY | IN_ATTRIB | IN_CLOSE_WRITE | IN_MOVED | IN_CREATE |
 @contextlib.asynccontextmanager
 async def changes(directories: Iterable[str]) -> AsyncIterator[Callable[[float], Awaitable[None]]]:
     """Watches directories. Yields a function that waits for the next change in one of the directories. Its argument is the longest wait in
-    seconds."""
+    seconds.
+    """
     moved = asyncio.Event()
     watching = [asyncio.create_task(watch(directory, moved)) for directory in directories]
 

@@ -44,7 +44,8 @@ class Configuration:
 
     def __init__(self, instance: Instance, status: DocumentWriter, before: ReloadStatus | None = None) -> None:
         """`instance`: the instance as the pool sees it. `status`: writes all statuses. `before`: the last status of the earlier pool in
-        this place."""
+        this place.
+        """
         self.instance = instance
         self.generations: Generations = instance.generations
         self.names = instance.layout.names
@@ -117,7 +118,8 @@ class Configuration:
 
     def leave(self) -> ReloadStatus:
         """Answers all commands that wait for a change of this gone pool. Returns the status with which the next pool in its place
-        begins."""
+        begins.
+        """
         text = f"error[no-pool]: the pool '{self.instance.options.pool_name}' is gone"
         ended = {"finished": self.last.finished + 1, "answered": self.last.answered + ASKS_MAX + 2}
         self.last = msgspec.structs.replace(self.last, **ended, owed=False, busy=False, successful=False, text=text, at=time.time())

@@ -32,7 +32,8 @@ def source_tls(source: MetricsDataSource) -> ssl.SSLContext | None:
 
 def tls_context(verify_with: str | None, certificate: str = "", key: str = "") -> ssl.SSLContext:
     """Returns a TLS context for clients. `verify_with`: a CA file; "" means the system's CAs; None means no verification. Raises
-    OSError."""
+    OSError.
+    """
     context = ssl.create_default_context(cafile=verify_with or None)
     if verify_with is None:
         context.check_hostname = False

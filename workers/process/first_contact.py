@@ -1,5 +1,6 @@
 """At the start, checks the replica store and reads the common secret from the store, in a child process
-(`workers.replicas.store.contact`)."""
+(`workers.replicas.store.contact`).
+"""
 
 import os
 import select

@@ -167,7 +167,8 @@ class Generations:
 
     def __init__(self, words: Words, key: int = 0, files: Files | None = None) -> None:
         """`key`: the number of the pool, or the key of the list of pools. `files`: the files that all pools share; if None, creates these
-        files."""
+        files.
+        """
         self._words = words
         self._in_force, self._candidate = 2 * key, 2 * key + 1
         self._first = SLOTS * key

@@ -228,14 +228,16 @@ class Instance:
 
     def not_for_trial(self) -> list[int]:
         """Returns the descriptors that a trial child must not hold, because with them, a process that a plugin starts could keep the pipes
-        open."""
+        open.
+        """
         pipes = self.pipes
         ends = (pipes.parent_pipe.writer, pipes.workers_pipe.writer, pipes.reports.reader, *pipes.bus_readers, *pipes.bus_writers)
         return [*ends, *self.sockets.not_for_kv_events()]
 
     def unlink(self) -> None:
         """Removes the names of the segments, then the file that records the names. Processes that have mapped a segment can still use
-        it."""
+        it.
+        """
         self.memory.unlink()
         _release(self.lock)
         if self.state_lock is not None:

@@ -41,7 +41,8 @@ class PoolText(NamedTuple):
 
 def read_plugins(folder: str) -> dict[str, bytes]:
     """Reads the Python files of a folder. Returns the contents of the files by name. Returns {} if `folder` is "". Raises
-    UnreadablePlugins."""
+    UnreadablePlugins.
+    """
     if not folder:
         return {}
     try:

@@ -168,14 +168,16 @@ def assigned(instance: Instance, names: PlacedPools) -> Instance:
 
 def assigned_view(instance: Instance) -> AssignedView:
     """Returns the view of the document that says which InferencePools have which places. If the picker does not find InferencePools, the
-    names in the document come from a file, for commands and pages, and the view never changes."""
+    names in the document come from a file, for commands and pages, and the view never changes.
+    """
     places = len(instance.pools) if instance.places is not None else 0
     return AssignedView(DocumentReader(instance.layout.documents, instance.memory.documents), places)
 
 
 def relisted(instance: Instance, pool_list: PoolList, number: int) -> Instance:
     """Returns the instance with these pools in its places. `number`: the number of the list. Views of unchanged places stay the same
-    objects."""
+    objects.
+    """
     views = list(instance.pools)
     for place, view in enumerate(instance.pools):
         before, entry = instance.pool_list.get(place), pool_list.get(place)

@@ -17,7 +17,8 @@ log = structlog.get_logger()
 
 def kept_secret(folder: str) -> bytes:
     """Returns the secret in the folder. Creates the secret if the folder has none. If the file cannot be read or written, returns a new
-    secret and logs a warning."""
+    secret and logs a warning.
+    """
     path = Path(folder, SECRET)
     try:
         secret = _read_secret(path)

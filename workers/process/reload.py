@@ -129,7 +129,8 @@ class Reloads:
 
     def ends(self, pid: int) -> None:
         """Acts on the end of a child before the parent reaps it: kills processes that a plugin may have left in the trial's process
-        group."""
+        group.
+        """
         if pid in self._tries:
             self._kill_group(pid)
 

@@ -52,7 +52,8 @@ class Reports:
 
     def refused(self, ordinal: int, generation: int, text: str, key: int = 0) -> None:
         """In a child: reports why the child cannot use this configuration. The child keeps its present one. `key`: the number of its
-        pool."""
+        pool.
+        """
         self._send(Report(ordinal, os.getpid(), text[: REPORT_BYTES_MAX // 8] or "no reason given", generation=generation, key=key))
 
     def changed(self, ordinal: int) -> None:

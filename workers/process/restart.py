@@ -178,7 +178,8 @@ class Policy:
 
     def decide(self, now: float, heartbeat_ages: Sequence[float]) -> list[Action]:
         """Returns the actions to take now. `heartbeat_ages[ordinal]`: seconds since the child's last heartbeat; infinite before the first
-        heartbeat."""
+        heartbeat.
+        """
         if now - self._called > STALL_S:
             self._trusted_since = now
         self._called = now

@@ -358,7 +358,8 @@ class Rollout:
 
     def _publish(self, kept: Kept, text: str, now: float, *, answers: bool, successful: bool = True) -> None:
         """Puts a configuration in force. Forgets kept configurations with the same content, because returning to them would change
-        nothing."""
+        nothing.
+        """
         self._kept = [*(each for each in self._kept if each.hash != kept.hash), kept][-KEPT:]
         candidate, publish = self.candidate, Publish(kept.slot, kept.number)
         if candidate is None:
@@ -376,7 +377,8 @@ class Rollout:
 
     def _go_back(self, why: str, now: float, *, asked: bool = False) -> None:
         """Puts the previous configuration in force. `asked`: whether an operator asked for the return; otherwise the present configuration
-        failed."""
+        failed.
+        """
         number, state = self.number, self.state
         answers = asked or (isinstance(state, Spreading) and state.answers)
         before = self._kept[-2] if len(self._kept) > 1 else None

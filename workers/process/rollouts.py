@@ -34,7 +34,8 @@ class ReloadResult(NamedTuple):
 
 class Round(NamedTuple):
     """A reload of all pools. `wanted`: by pool, the number of answered asks at which its reload has ended. `ended`: the results of the
-    pools with an ended reload."""
+    pools with an ended reload.
+    """
 
     wanted: dict[int, int]
     ended: dict[int, ReloadResult]
@@ -42,7 +43,8 @@ class Round(NamedTuple):
 
 class Answered(NamedTuple):
     """Tells that a reload of all pools has ended. `said`: how the reload of the list ended. `results`: the results of the pools, if the
-    list is good."""
+    list is good.
+    """
 
     said: Say
     results: Mapping[int, ReloadResult]
@@ -106,7 +108,8 @@ class Rollouts:
 
     def follow(self, changed: Collection[int], unchanged: Collection[int]) -> None:
         """Notes which pools have changed. The trial of the list has found this, and is about to end. When the list is in force, these
-        pools are reloaded."""
+        pools are reloaded.
+        """
         self._begun = False
         self.round = Round(dict.fromkeys(changed, 0), {key: ReloadResult(None, UNCHANGED) for key in unchanged})
 

@@ -54,7 +54,8 @@ class Sockets(NamedTuple):
     @classmethod
     def bind(cls, options: "Options", given: Mapping[str, socket.socket], pools: Mapping[int, str] = NO_PORTS, later: int = 0) -> "Sockets":
         """Binds the sockets that are not `given` (`received`), and the ports of `pools`: port -> name. If this fails, closes all of them
-        and raises StartError. `later`: the number of sockets that get their ports later."""
+        and raises StartError. `later`: the number of sockets that get their ports later.
+        """
         native = options.transport == "native"
         with contextlib.ExitStack() as undo:
             for found in given.values():
@@ -109,7 +110,8 @@ def listen(port: int, flag: str) -> socket.socket:
     """Opens a listening socket for all addresses of this machine. The socket does not share its port, so a second picker cannot bind the
     port.
 
-    Raises StartError."""
+    Raises StartError.
+    """
     return _bound_to_all(port, flag, listening=True)
 
 

@@ -59,7 +59,8 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
 
 class ContactAnswer(msgspec.Struct, array_like=True, frozen=True):
     """The result of the first contact. `why`: the reason why the store cannot be used, or "". `secret`: the common secret, if it was asked
-    for."""
+    for.
+    """
 
     why: str = ""
     text: str = ""

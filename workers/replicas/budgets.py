@@ -28,7 +28,8 @@ Life = tuple[int, int]
 
 class _Tenant:
     """The use of one tenant at other replicas. `rate_*`: per second. `own_*`: the use at this replica. `assumed_*`: the use that was
-    assumed while no replica was heard."""
+    assumed while no replica was heard.
+    """
 
     __slots__ = ("assumed_requests", "assumed_tokens", "new_requests", "new_tokens", "own", "own_rate", "rate_requests", "rate_tokens")
 
@@ -74,7 +75,8 @@ class ReplicaBudgets:
 
     def hear(self, name: str, life: Life, rows: bytes, now: float, *, whole: bool) -> None:
         """Reads what another replica says. Adds the amounts by which its totals have grown. A `whole` message has all totals, so the first
-        message of a life that is used is a whole message, even if it is empty."""
+        message of a life that is used is a whole message, even if it is empty.
+        """
         known, totals = self._heard.pop(name, ((-1, -1), {}))
         first = known != life
         if first and not whole:

@@ -20,7 +20,8 @@ ROW_TYPE: Final = np.dtype([("endpoint", "<u8"), ("requests", "<u4"), ("tokens",
 
 class PoolPlace(NamedTuple):
     """The keys of one of several pools in messages: `name` stands for the pool, and another key for the columns that are read from its
-    pages."""
+    pages.
+    """
 
     name: str
     columns: int

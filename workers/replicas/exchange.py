@@ -75,7 +75,8 @@ class Exchange:
     ) -> None:
         """`most`: the largest number of other replicas to consider. `secret`: the fingerprint of the seed of block hashes. `kept`: the seed
         as the store keeps it, or empty if the seed comes from a file. `ticks`: the clock of the index. `pools`: the largest number of pools
-        of the replica."""
+        of the replica.
+        """
         self.parts = parts
         self.others = Others(name, (0, random.getrandbits(62)), most)
         self.joining = Joining(parts.writer, parts.places, self.others, secret=secret, pools=pools)
@@ -205,7 +206,8 @@ class Exchange:
 
     async def _number(self, link: StoreLink, *, above: int) -> None:
         """Gets the number of this life of the replica from the store. Of two replicas with one name, the one with the higher number is
-        valid."""
+        valid.
+        """
         try:
             epoch = await link.epoch(min(above + 1, EPOCH_MAX))
         except StoreError as refused:  # the store is full or read-only, or the key is no number; messages still pass

@@ -28,7 +28,8 @@ class Joining:
 
     def __init__(self, index: IndexWriter, places: Places, others: Others, *, secret: int, pools: int = 1) -> None:
         """`secret`: the fingerprint of the seed of block hashes. `pools`: the largest number of this replica's pools; each pool has a
-        model."""
+        model.
+        """
         self.wants = True
         self.entries = 0
         self._index = index

@@ -1,5 +1,6 @@
 """Logs for the exchange: each problem at most once per SAID_AGAIN_S, and at most NEWS_MAX lines in this time about replicas that come and
-go."""
+go.
+"""
 
 from collections.abc import Callable
 

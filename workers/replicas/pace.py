@@ -18,7 +18,8 @@ EARLY_S: Final = 0.0065
 
 class TurnPace:
     """Calls `turn` again and again between `begin` and `end`. A turn that raises is the last turn, and `begin` raises the same
-    exception."""
+    exception.
+    """
 
     def __init__(self) -> None:
         self._turn: Callable[[], bool] | None = None

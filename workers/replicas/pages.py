@@ -18,7 +18,8 @@ US = 1e6  # per second
 
 class Page(NamedTuple):
     """The values of a page. `at`: when the page was read, on this replica's clock. `inflight`: the requests of all replicas at the endpoint
-    when the page was asked for. `values` and `present`: as `Extracted` has them."""
+    when the page was asked for. `values` and `present`: as `Extracted` has them.
+    """
 
     at: float
     inflight: int

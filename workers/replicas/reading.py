@@ -84,7 +84,8 @@ def _is_name(name: str) -> bool:
 
 def _consistent(blocks: Blocks) -> bool:
     """Returns whether the three parts fit each other. The number of endpoints is bounded, so their counts are, too, before they are
-    summed."""
+    summed.
+    """
     counts, total = blocks.counts, 0
     if len(counts) % 2 or len(counts) * 4 != len(blocks.endpoints):
         return False

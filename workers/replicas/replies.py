@@ -45,7 +45,8 @@ class Replies:
 
     def feed(self, data: bytes) -> Iterator[Any]:
         """Yields each complete message as a pair of channel and content, and each complete answer as Refusal, bytes, int, None, or a list
-        of these. Raises InvalidReply."""
+        of these. Raises InvalidReply.
+        """
         if self._rest:
             data = self._rest + data
         at, end = 0, len(data)

@@ -118,7 +118,8 @@ class StoreLink:
     @classmethod
     async def open(cls, address: Address, names: StoreNames, password: str, name: str) -> "StoreLink":
         """Connects, and subscribes to two channels: the channel of all replicas, and the channel of the replica `name`. Raises
-        StoreError."""
+        StoreError.
+        """
         with _InWords(address, password):
             where = await _server(address, names, password)
             async with asyncio.timeout(ANSWER_S):
@@ -166,7 +167,8 @@ class StoreLink:
 
     def check(self) -> None:
         """Reads received bytes, and passes messages to the listener. Raises StoreError if the link has failed, or the store was silent for
-        too long."""
+        too long.
+        """
         with self._in_words:
             self._connection.check()
             if self._connection.owed_s() > ANSWER_S or self._connection.silent_s() > SILENCE_S:

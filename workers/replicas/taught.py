@@ -120,7 +120,8 @@ class Taught:
 
     def _keep(self, owners: list[int], counts: list[int], hashes: bytes, *, forget: bool) -> None:
         """Puts updates into the queue, in parts that one message can have. An owner without endpoint gets the key 0, which no endpoint
-        has."""
+        has.
+        """
         endpoints = [self._places.keys.get(owner, 0) for owner in owners]
         if len(hashes) <= MESSAGE_BYTES and len(endpoints) <= RUNS_MAX:
             self._put(Update(endpoints, counts, hashes, forget))

@@ -98,7 +98,8 @@ class WaitingInPools:
 
     def news(self, *, whole: bool) -> News:
         """Returns the waiting requests for a message: changes, and for a `whole` message also the only pool and all pools with waiting
-        requests that other replicas know."""
+        requests that other replicas know.
+        """
         only, flows = None, []
         for key in {*self._busy, *self._next()}:
             flow = self._pools[key].bands(whole=whole)

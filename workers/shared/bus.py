@@ -50,7 +50,8 @@ class IndexWriting(Protocol):
 
 class Rhythm(NamedTuple):
     """How the supervisor reads the bus. `on_read`: called after each read. Reading at intervals of `poll_s` seconds begins after two reads
-    within `patience` intervals, and ends after `patience` reads in a row without a frame."""
+    within `patience` intervals, and ends after `patience` reads in a row without a frame.
+    """
 
     on_read: Callable[[], object] = lambda: None
     poll_s: float = POLL_S
@@ -86,7 +87,8 @@ class BusWriter:
 
     def forget(self, hashes: Hashes, owner: int) -> None:
         """Reports that `owner` does not hold these blocks after all. The report is sent at the time at which a report of `learn` would be
-        sent, after pending LEARN frames."""
+        sent, after pending LEARN frames.
+        """
         if not self._pending and not self._taken_back:
             self._flush_soon()
         data = hashes.tobytes()

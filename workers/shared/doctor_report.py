@@ -73,7 +73,8 @@ def write(run_dir: str, instance: str, secret: str, report: Report) -> None:
 
 def read(run_dir: str, instance: str, secret: str) -> Mapping[str, Any] | None:
     """Returns `checked` (when each check was made) and `findings` as plain values; None if no check is valid: too old, malformed, or of an
-    earlier picker."""
+    earlier picker.
+    """
     report = _read(run_dir, instance, secret)
     if not report:
         return None

@@ -132,7 +132,8 @@ class Ejections:
 
     def failing(self) -> dict[int, tuple[str, str, float]]:
         """Returns slot -> cause, evidence, and share of failed requests beyond the others, for all endpoints that are ejected (share 1) or
-        failing."""
+        failing.
+        """
         out = {slot: (known.cause, known.why, 1.0) for slot, known in self._known.items() if known.ejected}
         outliers = self._outliers
         return {slot: (*outliers.reason(slot), outliers.steps(slot) / STEPS) for slot in self._failing - out.keys()} | out

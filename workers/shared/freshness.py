@@ -29,7 +29,8 @@ def believed_for(interval_s: float, fresh_s: float) -> float:
 
 class Fresh(NamedTuple):
     """For how many seconds readers of the table trust the mark FRESH. `paced`: whether each endpoint's pages have their own pace. If so,
-    values are up to date until a page is missing."""
+    values are up to date until a page is missing.
+    """
 
     for_s: float
     paced: bool = False
@@ -98,7 +99,8 @@ class Freshness(Generic[Member]):
 
     def newly_stale(self, now: float, renewing: Callable[[Member], bool]) -> list[Member]:
         """Returns the endpoints that have become stale since the last call. `renewing(member)`: whether the first scrape after the last
-        good scrape is under way or not due yet."""
+        good scrape is under way or not due yet.
+        """
         stale: list[Member] = []
         for member in self._fresh:
             health = self._members[member]

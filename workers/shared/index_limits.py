@@ -35,7 +35,8 @@ class Limiting(Protocol):
 
 def prefix_use(plugins: Iterable[Plugin]) -> PrefixUse | None:
     """Returns the requirements of all prefix producers, or None without prefix producers. All producers use one block size
-    (`epp.config.contracts` checks that)."""
+    (`epp.config.contracts` checks that).
+    """
     producers = [plugin for plugin in plugins if isinstance(plugin, CutsPrompts)]
     if not producers:
         return None

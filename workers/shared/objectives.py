@@ -94,7 +94,8 @@ class BandPlaces:
 
     def _place(self, priority: int, now: float) -> int | None:
         """Returns the place that the priority had before, or else the reusable place that has been free longest, or None if no place is
-        reusable."""
+        reusable.
+        """
         reusable = None
         for place, (former, since) in self._free.items():
             if former == priority:

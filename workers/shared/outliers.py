@@ -115,7 +115,8 @@ class Outliers:
 
     def steps(self, slot: int) -> int:
         """Returns by how many of STEPS steps a failing endpoint's share of failed answers exceeds the others' share; 0 if it is not
-        failing."""
+        failing.
+        """
         return self._steps.get(slot, 0)
 
     def reason(self, slot: int) -> tuple[str, str]:
@@ -292,7 +293,8 @@ def excess(counts: Floats) -> Floats:
 
 def worse_than_others(counts: Floats) -> npt.NDArray[np.bool_]:
     """Returns for each group whether its share of successful requests is at most SUCCESS_MAX times the share of the others, for the same
-    kinds."""
+    kinds.
+    """
     each, failed = counts[:, SENT], counts[:, FAILED]
     others = each.sum(axis=1, keepdims=True) - each
     compared = each * (others > 0.0)

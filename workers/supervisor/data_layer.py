@@ -179,7 +179,8 @@ class DataLayer:
 
     def _repaired(self, rows: int, documents: Sequence[int], report: Callable[..., None]) -> None:
         """Counts and reports the parts that another program has overwritten while no supervisor ran. Overwritten endpoints take slots
-        again."""
+        again.
+        """
         if rows or documents:
             self._area.add(self._area.schema.counter[OVERWRITTEN.name])
             report(
@@ -205,12 +206,14 @@ class DataLayer:
 
     def _kinds(self) -> Sequence[object]:
         """Returns how further sources are counted: if there is one pool, each source for itself; if there are several, by the types of
-        sources and extractors."""
+        sources and extractors.
+        """
         return further_kinds(self._instance) if self._instance.pools else self.further
 
     def _further(self, pool: Instance, known: Shared[FurtherPages]) -> list[FurtherPages]:
         """Returns the further sources of a pool, in the order of its configuration. Pools that read the same columns in the same way share
-        a source."""
+        a source.
+        """
         loop, wanted = asyncio.get_running_loop(), columns_of(self._instance, pool)
         read = [(column.name, column.type) for column in wanted]
         found = []
@@ -229,14 +232,16 @@ class DataLayer:
 
 def further_kinds(instance: Instance) -> list[tuple[str, str]]:
     """Returns the types of the further sources and of their extractors: if there is one pool, in their order; if there are several, each
-    pair of types once."""
+    pair of types once.
+    """
     found = [(source.type_name, extractor.type_name) for pool in instance.every for source, extractor, _ in pool.sources.further]
     return (list(dict.fromkeys(found)) if instance.pools else found)[:FURTHER_SOURCES_MAX]
 
 
 def columns_of(instance: Instance, pool: Instance) -> list[Column[Any]]:
     """Returns the columns to read for a pool, in the layout of all pools: the configuration of another pool may have brought further
-    columns."""
+    columns.
+    """
     return instance.layout.of_pool(pool.options, pool.config).table_columns
 
 

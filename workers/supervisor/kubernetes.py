@@ -105,7 +105,8 @@ class Kubernetes:
 
     def start(self) -> None:
         """Starts to check whether the picker stops. When it stops, gives the lease up at once, so that another picker leads while these
-        workers drain."""
+        workers drain.
+        """
         if self.candidacy is not None:
             self._background.every(RESIGN_LOOK_S, self._resign_if_leaving)
 

@@ -41,7 +41,8 @@ log = structlog.get_logger()
 
 def at_start(instance: Instance) -> Instance:
     """Returns the instance of a supervisor at its start: each pool has its configuration in force, or if that fails, the previous
-    configuration."""
+    configuration.
+    """
     instance = present(instance)
     for view in instance.pools:
         if view.served and view.outdated:

@@ -89,7 +89,8 @@ def run(instance: Instance) -> int:
 
 def import_own() -> None:
     """Imports modules that only the supervisor needs: after the fork, so that no other process has them, and before the loop starts, which
-    imports would stop."""
+    imports would stop.
+    """
     from workers.shared.recording import files  # noqa: F401
     from workers.supervisor.pages import metrics  # noqa: F401
 
@@ -229,7 +230,8 @@ class Supervisor:
 
     def _pool_of(self, slot: int) -> int | None:
         """Returns the pool of the endpoint in a slot, or None if the endpoint has left. With one pool, does not check whether it has
-        left."""
+        left.
+        """
         return self.data.table.pool_of(slot) if self.instance.pools else 0
 
     def _answer_probes(self, cleanup: contextlib.ExitStack) -> None:

@@ -44,7 +44,8 @@ class ScalingSignal:
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         """`area`: the area of the supervisor; None if the signal is not shown in an area. `waiting`: returns the requests that wait in the
-        picker."""
+        picker.
+        """
         layout, memory = instance.layout, instance.memory
         self._table = TableReader(layout.table, memory.table)
         self._columns = [layout.table.columns.index(column.name) for column in (RUNNING, WAITING, KV_USAGE)]

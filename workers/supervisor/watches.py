@@ -24,7 +24,8 @@ AGAIN_S: Final = 600.0
 
 class Unseen(NamedTuple):
     """`stale`: the number of endpoints of which the detector knows only the requests in flight. `endpoints`: the number of all
-    endpoints."""
+    endpoints.
+    """
 
     stale: int
     endpoints: int

@@ -41,7 +41,8 @@ class HandshakePace:
 
     def wait_s(self, host: str, now: float) -> float | None:
         """Counts a new handshake of the host, and returns the seconds until it may begin. If the handshake is refused, does not count it
-        and returns None."""
+        and returns None.
+        """
         if host not in self._hosts and len(self._hosts) >= HOSTS_MAX:
             self._hosts = {known: pace for known, pace in self._hosts.items() if max(pace) > now}
             host = host if len(self._hosts) < HOSTS_MAX else _OTHERS

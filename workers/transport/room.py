@@ -27,7 +27,8 @@ ACCEPTED_AT_ONCE: Final = 32  # connections accepted in one call while there is 
 
 class Peer(Protocol):
     """One connection. `idle_since`: monotonic seconds. `used`: whether it has opened a stream. `busy`: whether it has open streams or is
-    closing."""
+    closing.
+    """
 
     @property
     def host(self) -> str: ...

@@ -71,7 +71,8 @@ class Timeouts:
 
     def tick(self, now: float, *, greeted: bool) -> None:
         """Ends a connection with a peer that is silent or does not read. Sends keep-alive PINGs. `greeted`: whether the peer's preface has
-        arrived."""
+        arrived.
+        """
         session = self._session
         limits = session.limits
         if session.blocked_since is not None:

@@ -59,7 +59,8 @@ class Loading:
         load: Callable[[Instance], Instance] = in_force,
     ) -> None:
         """`instance`: any instance of this picker. `then` is called once, after LOAD_S at the latest. `number`: the number of the
-        configuration that `load` loads; 0 for the configuration in force."""
+        configuration that `load` loads; 0 for the configuration in force.
+        """
         self.number = number or instance.generations.number
         self._instance = instance
         self._load = load
@@ -146,7 +147,8 @@ class Adoption:
         self, parts: WorkerParts, area: Area, ordinal: int, streams: Callable[[], Iterable[App]], turn: Turn | None = None
     ) -> None:
         """`area`: this worker's area. `streams` returns the apps of all open streams. `turn`: the turn to load; None if the picker has one
-        pool."""
+        pool.
+        """
         self.parts = parts
         self._turn = turn or Turn()
         self._gone = False
@@ -165,7 +167,8 @@ class Adoption:
 
     def look(self) -> None:
         """Starts to load if the parent has named another configuration. Ends configurations without streams. Called at each heartbeat and
-        wake-up."""
+        wake-up.
+        """
         if self._loading is None and not self._turn.taken:
             self._follow()
         if self._retired:

@@ -76,7 +76,8 @@ def _prepare_evictions(
     instance: Instance, worker: int, control: FlowControl, objectives: ObjectivesView, series: Callable[[Group], SeriesWriter]
 ) -> None:
     """Creates the objects for in-flight eviction, if this is the first configuration that evicts. A worker keeps these objects to its
-    end."""
+    end.
+    """
     plan, flow_areas, wakeups = instance.config.flow, instance.memory.flow, instance.pipes.wakeups
     assert plan is not None
     if control.evictions is not None or plan.eviction_filter is None or plan.eviction_order is None:

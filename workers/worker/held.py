@@ -104,7 +104,8 @@ class SharedHeldBlocks:
 
 def held_blocks(instance: Instance, worker: int, area: Area) -> HeldBlocks:
     """Returns the view of a worker's plugins on the model servers' caches. `worker`: the worker's number, from 0. `area`: the worker's
-    area."""
+    area.
+    """
     memory = instance.memory.kv_events
     if memory is None or instance.sources.kv_events is None:
         return NoHeldBlocks()

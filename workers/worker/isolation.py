@@ -22,7 +22,8 @@ FAULTS, TIMES = ISOLATION.counters
 
 class Isolation:
     """Isolates plugins in one worker. `on_fault` gets every fault with its plugin's name. `warn` logs plugins that are disabled or
-    return."""
+    return.
+    """
 
     def __init__(
         self,

@@ -115,7 +115,8 @@ class WorkerKept:
 
     def heartbeat(self, now: float) -> None:
         """Does the work of a heartbeat that is common to all pools. Each pool with requests calls this with the same `now`, and only the
-        first call has an effect."""
+        first call has an effect.
+        """
         if now == self._beat_at:
             return
         self._beat_at = now

@@ -166,7 +166,8 @@ class Worker:
 
     def _parent_gone(self, loop: asyncio.AbstractEventLoop, stopping: asyncio.Event) -> None:
         """Begins to stop, because the pipe `parent_pipe` has ended. The kernel closes a dying process's pipes before getppid() shows its
-        death."""
+        death.
+        """
         loop.remove_reader(self.instance.pipes.parent_pipe.reader)
         self._orphaned = True
         log.warning(

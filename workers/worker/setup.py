@@ -322,7 +322,8 @@ class WorkerParts:
 
     def _admission(self, pool: SharedPool, flow: FlowControl | None) -> Admission:
         """Returns flow control if it is on. Otherwise returns shedding if the configuration has a saturation detector, or else an admission
-        that admits all requests."""
+        that admits all requests.
+        """
         if flow is not None:
             return flow
         saturation = self.instance.config.saturation

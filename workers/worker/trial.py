@@ -69,7 +69,8 @@ class Witness(Faults):
 
 def prove(instance: Instance) -> None:
     """Starts the configuration of `instance` and decides requests with it. Raises Unproven. `instance` must have a private copy of the
-    memory."""
+    memory.
+    """
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_prove(instance))
     if children := _children():

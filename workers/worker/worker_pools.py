@@ -184,7 +184,8 @@ class WorkerPools:
 
     def _of_first(self, view: Instance) -> Instance:
         """Returns the first pool with its configuration, or with the configuration of the start if its own cannot be loaded. A first pool
-        is needed for the lobby."""
+        is needed for the lobby.
+        """
         try:
             return of_pool(view)
         except Exception as problem:

@@ -79,7 +79,8 @@ class Reading:
 
     def search(self, page: bytes, problems: Problems) -> float | None:
         """Returns the gauge's value: NaN if it cannot be read, None if the page has no series of the gauge. Says in `problems` why the
-        value cannot be read."""
+        value cannot be read.
+        """
         try:
             samples = self.finder.samples(page)
             if not samples and self._other is not None and (samples := self._other.samples(page)):

@@ -30,7 +30,8 @@ class Cache:
 
     def __init__(self, selector: Selector, labels: tuple[bytes, bytes], places: tuple[int, int, int, int]) -> None:
         """`labels`: the labels of block size and number of blocks; empty if not read. `places`: the indices of block size, number of
-        blocks, tokens and ranks among the values; -1 if not wanted."""
+        blocks, tokens and ranks among the values; -1 if not wanted.
+        """
         self._finder = Finder(selector)
         self._size_label, self._count_label = labels
         self._places = places

@@ -139,7 +139,8 @@ class Programs:
 
     def keep_pods(self, kept: Mapping[PodKey, object]) -> list[Pod]:
         """Forgets and returns the endpoints that are not in `kept`. The programs of these endpoints stay bound until a turn goes to another
-        endpoint."""
+        endpoint.
+        """
         gone = [pod for key, pod in self.pods.items() if key not in kept]
         for pod in gone:
             del self.pods[pod.key]

@@ -49,7 +49,8 @@ class Sessions(Protocol):
 
 class Depths:
     """Orders the flows of one band that have waiting requests. Each of these flows has a row of the arrays. When a flow leaves, the last
-    row takes its place."""
+    row takes its place.
+    """
 
     def __init__(self, policy: Sessions, time_weight: float, inactivity_s: float) -> None:
         self._policy = policy

@@ -195,7 +195,8 @@ class Bindings:
 
     def sweep(self) -> None:
         """Drops those of this worker's bindings that, at the time of the last request, had expired. Without requests, there are no new
-        bindings to drop."""
+        bindings to drop.
+        """
         oldest = self._now - self._ttl
         for _ in range(SWEPT_MAX):
             if not self._local or next(iter(self._local.values())).used >= oldest:

@@ -42,7 +42,8 @@ _NEVER_PASSED: Final = _remove_headers(NEVER_PASSED)
 
 class Destination:
     """Writes the answer to request headers for one list of targets. In most answers only the content length varies, so the bytes around it
-    are cached."""
+    are cached.
+    """
 
     __slots__ = ("_around", "_entry", "metadata", "option")
 

@@ -98,7 +98,8 @@ def command(
 
 class Gateway(NamedTuple):
     """An Envoy. `config`: None if not known. `admin`: the address of its admin port, or "" if not known. `named`: whether a flag names this
-    Envoy."""
+    Envoy.
+    """
 
     config: Any = None
     admin: str = ""
@@ -193,7 +194,8 @@ class Visit:
 
 def _gateway(file: str, admin: str) -> Gateway:
     """Reads the gateway's configuration. If no flag names a gateway, looks for an Envoy on this machine. Raises UsageError if the
-    configuration cannot be read."""
+    configuration cannot be read.
+    """
     if file and admin:
         raise click.UsageError("--gateway-config and --gateway-admin cannot be given together")
     if not file and not admin:

@@ -36,7 +36,8 @@ def found() -> tuple[str, Any] | None:
 
 def stats(admin: str, cluster: str) -> Mapping[str, int]:
     """Returns Envoy's counters about a cluster by the end of their names, and the sums of ext_proc's counters. Raises OSError,
-    ValueError."""
+    ValueError.
+    """
     counters: dict[str, int] = {}
     for each in json.loads(_page(admin, STATS.format(cluster), ADMIN_S)).get("stats", ()):
         name, value = str(each.get("name", "")), each.get("value")

@@ -51,7 +51,8 @@ class TlsNames(NamedTuple):
 
 def gateway_findings(config: Json, peer: Peer) -> list[Finding]:
     """Returns the findings about the filters that call the picker: the filters whose cluster has one of the picker's ports, or all filters
-    if no cluster has such a port."""
+    if no cluster has such a port.
+    """
     every = list(_filters(config))
     filters = [each for each in every if _reaches(config, each, peer.ports)] or every
     if not filters:
@@ -80,7 +81,8 @@ def calls(config: Json, ports: Collection[int]) -> bool:
 
 def picker_clusters(config: Json, ports: Collection[int]) -> list[str]:
     """Returns the names of the clusters by which filters call the picker with these ports, or of all clusters that filters call if no
-    cluster has such a port."""
+    cluster has such a port.
+    """
     every = list(_filters(config))
     filters = [each for each in every if _reaches(config, each, ports)] or every
     return list(dict.fromkeys(map(_cluster_name, filters)))

@@ -112,7 +112,8 @@ def ports(listed: str) -> list[Json]:
 
 def image(reference: str) -> Json:
     """Turns `repository:tag` into the chart's image value. If the image has a digest, its repository becomes `repository@sha256`, and the
-    digest becomes the tag. Raises BadValues."""
+    digest becomes the tag. Raises BadValues.
+    """
     repository, colon, tag = reference.rpartition(":")
     if not colon or "/" in tag:
         raise BadValues(f"--image '{reference}': write name:tag, so that it is known what runs")

@@ -101,7 +101,8 @@ class Looks:
 
     def __iter__(self) -> Iterator[Figures]:
         """Yields figures at once, then after each interval. The first figures have no rates. With `once`, yields only the second
-        figures."""
+        figures.
+        """
         first = self._figures()
         if not self._once:
             yield first

@@ -72,7 +72,8 @@ def batches_of(path: str, tell: Report) -> Iterator[list[Record]]:
 
 def batches_of_pool(path: str, tell: Report, pool: str) -> Iterator[list[Record]]:
     """Yields the batches of one pool; "" means the only pool. Raises Unreadable, also if the recording has several pools, or no pool of
-    this name."""
+    this name.
+    """
     yield from of_pool(batches_of(path, tell), pool, path)
 
 

@@ -289,7 +289,8 @@ class EmptyList:
 
     def counts(self, now: float, *, empty: bool, something_known: bool) -> bool:
         """Returns whether the present list is accepted. Times are monotonic seconds. `something_known`: whether an earlier list had
-        entries."""
+        entries.
+        """
         if empty and something_known:
             if self.until is None:
                 self.until = now + HOLD_S

@@ -211,7 +211,8 @@ class EndpointTable:
 
     def sweep(self, now: float) -> None:
         """Does the work that depends on time alone: marks stale endpoints, ejects, writes names, gives slots to waiting endpoints, and
-        logs."""
+        logs.
+        """
         self._now = now
         for member in self._freshness.newly_stale(now, lambda member: member.renewing(now)):
             self._table.mark(member.handle, state=State.STALE)

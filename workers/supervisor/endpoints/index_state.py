@@ -75,7 +75,8 @@ class Owners(msgspec.Struct, array_like=True, frozen=True):
 
 class OwnersOfPools(msgspec.Struct, array_like=True, frozen=True):
     """The trailer of the file of several pools. `block_tokens`: the tokens per block, by the name of the pool. The other fields are those
-    of `Owners`."""
+    of `Owners`.
+    """
 
     written_at: float
     tick: int
@@ -99,7 +100,8 @@ class IndexState:
     ) -> None:
         """`seed`: the prefix secret. `block_tokens` returns the present number of tokens in a block of each pool, by the pool's name, which
         is "" if the picker has one pool. `ticks` returns the time on the index's clock, `wall` Unix time in seconds. `several`: whether the
-        picker has several pools."""
+        picker has several pools.
+        """
         self._several = several
         self._file = Snapshot(Path(folder, SNAPSHOT_OF_POOLS if several else SNAPSHOT), "the prefix index", HEADER, self._header, FAULTS)
         self._index = index

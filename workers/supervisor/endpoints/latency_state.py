@@ -56,7 +56,8 @@ def state_folder(instance: Instance) -> str:
 
 def remove_oldest(folder: str, pools: Collection[str], places: int) -> None:
     """Removes the folders of pools that are gone, beyond GONE_MAX. `pools`: the served pools. `places`: the largest number of served
-    pools."""
+    pools.
+    """
     try:
         with os.scandir(os.path.join(folder, POOLS)) as entries:
             found = [(entry.stat().st_mtime, entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]

@@ -103,7 +103,8 @@ class ModelPages:
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         """`get(spec)` returns an endpoint's answer, or raises Unlisted. `publish`: called with the models of all pools when they have
-        changed. `now`: monotonic seconds."""
+        changed. `now`: monotonic seconds.
+        """
         self._get = get
         self._publish = publish
         self._report = report

@@ -229,7 +229,8 @@ class Scraper:
 
     def _dial_soon(self, target: Target) -> None:
         """Queues the endpoint for a connection at the next tick. If the queue was empty, sets the timer to one tick from now, because the
-        timer may be set to a later tick."""
+        timer may be set to a later tick.
+        """
         if not self._to_dial and self._timer is not None:
             self._timer.cancel()
             self._timer = self._loop.call_later(self.wheel.tick_s, self._tick)
@@ -339,7 +340,8 @@ class Scraper:
 
     def _refused(self, target: Target, text: str) -> None:
         """Ends the scrape as failed, because the address of the page refuses. If the endpoint's own address is another one, tries this
-        address first."""
+        address first.
+        """
         if target.own is None:
             self._fail(target, Failure("refused", text, refused=True), target.began, self._now())
             return

@@ -59,7 +59,8 @@ class Slots:
 
     def take_over(self, predecessor: Sequence[EndpointRecord], copy: TableCopy | None) -> None:
         """Takes over the records of a predecessor and a copy of its table. Releases slots and ids that neither these records nor the
-        snapshot name."""
+        snapshot name.
+        """
         taken = set(self._table.taken())
         for record in predecessor:
             handle = Handle(record.slot, record.generation)
@@ -78,7 +79,8 @@ class Slots:
 
     def inherit(self, spec: EndpointSpec) -> tuple[EndpointRecord, State, bool] | None:
         """Returns the predecessor's record of an endpoint, its state, and whether it was down. Returns None if the predecessor did not have
-        the endpoint."""
+        the endpoint.
+        """
         return self._inherited.pop((spec.pool, records.identity_of(spec)), None)
 
     def take(self, spec: EndpointSpec, members: int) -> tuple[Handle, int, bool] | None:

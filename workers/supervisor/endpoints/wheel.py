@@ -113,7 +113,8 @@ class Target:
 
 class Wheel:
     """Says which endpoints have their turn. `tick_s`, `round_s`: the time of one tick and of all ticks of a round. `turns`: the ticks until
-    now."""
+    now.
+    """
 
     def __init__(self, interval_s: float) -> None:
         self.tick_s = min(max(interval_s / TICKS_PER_INTERVAL, TICK_S_MIN), TICK_S_MAX)

@@ -64,7 +64,8 @@ class Resource(NamedTuple):
 
 def ready_to_connect(environ: Mapping[str, str]) -> None:
     """Checks at start that the client library is installed and that a server is known. Raises ValueError; its text names the missing
-    part."""
+    part.
+    """
     if importlib.util.find_spec(CLIENT) is None:
         raise ValueError(NO_EXTRA)
     kubeconfig_files(environ)

@@ -56,7 +56,8 @@ class WantedPools(NamedTuple):
 
 def fixed_pool(options: "Options") -> InferencePool | None:
     """Returns the pool that flags or a file describe by a selector and ports; None if they name an InferencePool. The flags must be
-    valid."""
+    valid.
+    """
     selector = options.endpoint_selector
     return InferencePool(parse(selector), options.endpoint_target_ports) if selector else None
 
@@ -137,7 +138,8 @@ class KubernetesDiscovery:
 
     def missing(self) -> str:
         """Returns what is missing before the picker can be ready, or "". If there are several pools, the picker is ready even if no pool
-        exists."""
+        exists.
+        """
         namespace, only, objects, pods = self._wanted.namespace, self._wanted.only, self._objects, self._pods
         if only is not None and not self.pools:
             return f"InferencePool '{only}' in namespace {namespace} is not known: {self.unread(only)}"

@@ -51,7 +51,8 @@ decode_status = msgspec.json.Decoder(ApiStatus).decode
 
 class Access(NamedTuple):
     """The access that a request needs, in the terms of Kubernetes RBAC. `name`: the name of the only object that the request needs; ""
-    means all objects."""
+    means all objects.
+    """
 
     verb: str
     group: str

@@ -182,7 +182,8 @@ class KubeObjects:
 
     def _suspicious(self) -> bool:
         """Returns whether a kind that had objects seems to have none. If so, sets a timer: after HOLD_S, the empty list is accepted, unless
-        the server refuses to list the kind."""
+        the server refuses to list the kind.
+        """
         known = {reflector.resource.plural for reflector in self._reflectors if reflector.known}
         suspicious = any(PLURALS[kind] not in known for kind in self._expects)
         if suspicious and self._accepting is None and not self._refused():

@@ -29,7 +29,8 @@ DIGITS_END: Final = 16  # a number with this many digits cannot be a port, and i
 
 class Pod(NamedTuple):
     """A pod. `active_ports`: the text of the annotation; None without the annotation. `node`: the IP address of its node, or "" if
-    unknown."""
+    unknown.
+    """
 
     namespace: str
     name: str

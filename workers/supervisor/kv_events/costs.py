@@ -134,7 +134,8 @@ def largest_peers() -> dict[str, int]:
 
 def _received_from(number: int) -> dict[str, int]:
     """Returns {peer: bytes that it has sent} for a TCP connection, or {} for any other socket. Raises OSError if the socket is not
-    connected."""
+    connected.
+    """
     with socket.socket(fileno=os.dup(number)) as connection:
         if connection.family not in (socket.AF_INET, socket.AF_INET6):
             return {}

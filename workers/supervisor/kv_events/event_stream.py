@@ -249,7 +249,8 @@ class Stream:
 
     def _may_replay(self, now: float) -> bool:
         """Returns whether a replay may begin. Counts the attempt: after many attempts within a short time, no replay may begin for a
-        while."""
+        while.
+        """
         if not self._replays or now < self._rest_until:
             return False
         if len(self._troubles) == RESTARTS_MAX and now - self._troubles[0] < COOL_DOWN_S:

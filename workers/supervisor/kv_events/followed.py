@@ -30,7 +30,8 @@ def rank_of(endpoint: Endpoint) -> int:
 
 class Followed:
     """One endpoint whose events are followed. Implements `stream.Sink`. `subscription`: None if publishers connect to a socket of the
-    picker."""
+    picker.
+    """
 
     def __init__(
         self,
@@ -230,7 +231,8 @@ class Followed:
 
     def _read_replay(self, replay: ReplayRequest, now: float) -> tuple[bool, bool]:
         """Reads the answers to a replay. Returns two values: whether there were answers, and whether the stream has meanwhile asked for
-        another replay, on another socket."""
+        another replay, on another socket.
+        """
         answered = False
         for answer in replay.answers():
             answered = True

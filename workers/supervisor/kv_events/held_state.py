@@ -71,7 +71,8 @@ class SavedStream(msgspec.Struct, array_like=True, frozen=True):
 
 class Trailer(msgspec.Struct, array_like=True, frozen=True):
     """The part of the file after the links. `written_at`: Unix time in seconds. `adapters`: hash words of the adapters that events have
-    named."""
+    named.
+    """
 
     written_at: float
     tiers: list[str]

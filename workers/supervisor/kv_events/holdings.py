@@ -173,7 +173,8 @@ class Holder:
     @property
     def partly_reused(self) -> bool:
         """Whether the engine has groups of another kind than full attention, such as a window. The groups must agree on the blocks that the
-        engine reuses."""
+        engine reuses.
+        """
         return any(kind and kind not in FULL_ATTENTION for kind in self._groups.values())
 
     @property
@@ -245,7 +246,8 @@ class Holder:
 
     def _adapter(self, event: Stored) -> str | None:
         """Returns the name of the event's adapter. Older engines give only an id: then the name comes from another event with this id.
-        Returns None if no event has named the id."""
+        Returns None if no event has named the id.
+        """
         number = event.adapter_id
         if number is None:
             return event.adapter

@@ -287,7 +287,8 @@ class Follower:
 
     def _receive_bound(self, bound: Subscription, now: float) -> bool:
         """Gives each message to the endpoint that its topic names. A lost connection may be that of any endpoint, so all endpoints are
-        treated as having lost it."""
+        treated as having lost it.
+        """
         busy = False
         for opened in bound.changes():
             if not opened:

@@ -38,7 +38,8 @@ class Publishing:
 
     def predecessors(self) -> dict[tuple[int, int, int], SavedStream]:
         """Returns the records that a predecessor has published, by the endpoint's identity. Publishes these records again, as not
-        precise."""
+        precise.
+        """
         left = self._reader.read(STREAMS)
         if left is None or not left[1]:
             return {}
@@ -71,7 +72,8 @@ class Publishing:
 
 def _few_sizes(records: list[StreamRecord]) -> list[StreamRecord]:
     """Marks records with rare block sizes as not followed. The SIZES_MAX most frequent sizes stay. Each size costs every request a chain of
-    keys."""
+    keys.
+    """
     frequent = Counter(record.block_tokens for record in records if record.followed).most_common()
     if len(frequent) <= SIZES_MAX:
         return records

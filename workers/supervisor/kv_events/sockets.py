@@ -96,7 +96,8 @@ class Subscription:
 
     def messages(self) -> Iterator[tuple[bytes, int, bytes]]:
         """Yields topic, number and payload of each message that has arrived. The number is -1 if the message does not have the frames of an
-        event message."""
+        event message.
+        """
         for frames in received(self.socket):
             number = sequence_of(frames[1]) if len(frames) == 3 else None
             yield (frames[0], -1, b"") if number is None else (frames[0], number, frames[2])
@@ -126,7 +127,8 @@ class ReplayRequest:
 
     def answers(self) -> Iterator[tuple[bytes, int, bytes] | None]:
         """Yields topic, number and payload of each repeated message, and None at the end. The topic is empty for older engines, which send
-        none."""
+        none.
+        """
         for frames in received(self.socket):
             if len(frames) < 2:
                 continue

@@ -52,7 +52,8 @@ encode = msgspec.json.Encoder().encode
 
 class Recorded(msgspec.Struct, frozen=True):
     """Says where earlier decisions are recorded. `folder`: "" without a recording; then `why` has the reason. `flow`: the number of the
-    tenant."""
+    tenant.
+    """
 
     folder: str
     why: str = ""
@@ -139,7 +140,8 @@ def decoded(data: bytes) -> list[Explanation]:
 
 def _remembered(asking: DecisionsAsking, now: Callable[[], float]) -> Generator[Piece, None, list[Explanation]]:
     """Asks the workers for the decisions that they remember. Returns these decisions, without the decisions of workers that need more than
-    ANSWER_S."""
+    ANSWER_S.
+    """
     number, until = asking.ask(), now() + ANSWER_S
     while not asking.answered(number) and now() < until:
         yield Pause(LOOK_AGAIN_S)

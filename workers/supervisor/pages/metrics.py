@@ -380,5 +380,6 @@ def _shares(areas: Areas, counter: str) -> list[float]:
 
 def _gauge_name(name: str) -> str:
     """Returns the name of a gauge on a page. OpenMetrics uses the name `x` for the counter `x_total`, so a gauge `x` becomes `x_open`
-    if there is such a counter."""
+    if there is such a counter.
+    """
     return f"{name}_open" if f"{name}_total" in COUNTERS else name

@@ -17,7 +17,8 @@ Fields = tuple[tuple[str, str], ...]  # header fields: names and values
 
 class Pause(NamedTuple):
     """A page yields this instead of a piece if it has no piece to send for `seconds`. The page keeps its place among the pages under
-    way."""
+    way.
+    """
 
     seconds: float
 

@@ -173,7 +173,8 @@ class RoundRobinSender:
 
     def _make_room(self) -> None:
         """Breaks off the page of the reader that has taken no bytes for longest, at least for SLOW_S. Without such a page, breaks off the
-        oldest page after FAIR_S."""
+        oldest page after FAIR_S.
+        """
         self._timer = None
         now = self._loop.time()
         slow = [(since, each) for each in self._pages() if (since := each.full_since) is not None]

@@ -23,7 +23,8 @@ Signals = Sequence[tuple[int, int, float | None]]  # pool, replicas needed and h
 
 class Sections(NamedTuple):
     """The optional parts of the page. `flow`: the figures of pools with flow control. `latency`: returns the latency model of a pool.
-    `signals`: the scaling signals of several pools."""
+    `signals`: the scaling signals of several pools.
+    """
 
     flow: Sequence[FlowFigures] = ()
     kv_events: KvFigures | None = None
@@ -35,7 +36,8 @@ class Sections(NamedTuple):
 
 def latency_figures(model: LatencyModel, pool: str, endpoints: Sequence[Endpoint], now: float, *, alone: bool) -> Iterator[Figures]:
     """Yields the figures of a pool's model, or no figures before the first answer. `alone`: whether there is no other pool. If there is
-    one, skips the figures without the pool's name."""
+    one, skips the figures without the pool's name.
+    """
     known = [(endpoint.name, model.endpoints[endpoint.slot]) for endpoint in endpoints if endpoint.slot in model.endpoints]
     if not any(each.samples for _, each in known):
         return

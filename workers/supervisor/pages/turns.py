@@ -81,7 +81,8 @@ class HostQueues(Generic[T]):
 
     def take(self, host: str | None = None) -> tuple[str, T]:
         """Removes and returns the first item of a host, with the host. `host`: None means the next host in turn; a host that is named keeps
-        its place in the turns. There must be an item."""
+        its place in the turns. There must be an item.
+        """
         turn = next(iter(self._hosts)) if host is None else host
         queue = self._hosts[turn]
         one = queue.popleft()

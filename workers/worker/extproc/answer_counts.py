@@ -29,7 +29,8 @@ KIND_MASK: Final = (1 << 63) - 1
 
 class AnswerCounts:
     """Writes the counts of one worker. `watched`: one word, which is 0 while the supervisor has no evidence, so that requests need not be
-    counted."""
+    counted.
+    """
 
     def __init__(self, writer: AnswersWriter, now: Callable[[], float]) -> None:
         """`now`: returns the time in monotonic seconds."""
@@ -59,7 +60,8 @@ class AnswerCounts:
 
     def failed(self, request: Request, slots: Sequence[int], outcome: int, fingerprint: int, counted: int, pool: int = 0) -> None:
         """Counts a failed answer. `outcome`: an index of OUTCOMES. `counted`: the result of `sent`, or NOT_COUNTED if `sent` was not
-        called."""
+        called.
+        """
         place = self._place(kind_of(request, pool))
         for slot in slots:
             if counted < BY_KIND:

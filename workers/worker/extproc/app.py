@@ -64,7 +64,8 @@ class Guards:
 
 class Times(NamedTuple):
     """The times of a worker. `clock`: the clock of the transport. `now`: returns monotonic seconds. `soon(call, *arguments)`: schedules a
-    call for a later turn of the event loop."""
+    call for a later turn of the event loop.
+    """
 
     clock: Clock
     now: Callable[[], float]

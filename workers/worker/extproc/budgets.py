@@ -171,7 +171,8 @@ class Budgets:
 
     def __init__(self, row: BudgetRow, seed: int, pool: str = "") -> None:
         """`row`: the row of this worker. `seed`: the 64-bit seed of prefix hashes. `pool`: the name of the pool, or "" for the only
-        pool."""
+        pool.
+        """
         self._row = row
         self._seed = seed
         self._pool = pool
@@ -216,7 +217,8 @@ class Budgets:
 
 def key_of(tenant: str, seed: int, pool: str = "") -> int:
     """Returns the number that names a pool's tenant in shared memory and to other replicas. Without the seed, the number does not reveal
-    the name."""
+    the name.
+    """
     named = hashlib.blake2b(pool.encode(), digest_size=16).digest() if pool else bytes(4)
     key = seed.to_bytes(8, "little") + named
     digest = hashlib.blake2b(tenant.encode("utf-8", "surrogatepass"), digest_size=8, key=key, person=PURPOSE).digest()

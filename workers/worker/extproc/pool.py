@@ -64,7 +64,8 @@ IGNORED: Final = Failures(_ignore, _ignore, _ignore)  # for a process that decid
 
 class SharedPool:
     """Reads the pool's endpoints and their load from the table, the documents and the areas. Implements
-    `epp.decision.decide.EndpointPool`."""
+    `epp.decision.decide.EndpointPool`.
+    """
 
     def __init__(
         self,
@@ -146,7 +147,8 @@ class SharedPool:
 
     def reloaded(self, candidates: Candidates) -> Candidates:
         """Returns the same candidates with the current load, because a request that has waited must see the requests that were routed
-        meanwhile."""
+        meanwhile.
+        """
         slots = candidates.snapshot.endpoint_list.slots
         return self._loaded(candidates.snapshot, 0, int(slots.max()) + 1, slots, candidates.rows)
 

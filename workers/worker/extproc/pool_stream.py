@@ -37,7 +37,8 @@ class Pools(Protocol):
 
     def wanted(self, pool: int, then: Callable[[], None]) -> None:
         """Loads the pool, and calls `then` afterwards, in a later turn. Raises Refused if the last attempt to load the pool failed a short
-        time ago."""
+        time ago.
+        """
 
     def name(self, pool: int) -> str:
         """Returns the name of the pool; "" for UNDECIDED."""

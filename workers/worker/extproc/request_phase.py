@@ -386,7 +386,8 @@ def _joined(pieces: Sequence[Piece]) -> bytes:
 
 def _send_body(stream: Shell, pieces: Sequence[Piece], inserted: tuple[int, bytes], *, ends: bool) -> None:
     """Passes on the pieces of a body. `inserted`: a position in the bytes of the first piece, and the text to insert. `ends`: whether no
-    trailers follow."""
+    trailers follow.
+    """
     at, text = inserted
     for message, start, end, begin, stop in pieces:
         if not text and end - start <= PIECE_BYTES_MAX:

@@ -31,7 +31,8 @@ SHORTEST_ENVELOPE: Final = 6
 
 class Shell:
     """The parts of a stream that its phases use. The phases set `state`, `passing`, `error`, `request`, `lease`, and the data for times
-    and traces."""
+    and traces.
+    """
 
     __slots__ = (
         "app", "charge", "duplex", "error", "fingerprint", "half", "lease", "passing", "received_at", "request", "send", "state", "trace",

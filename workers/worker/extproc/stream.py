@@ -117,7 +117,8 @@ class ExtProcStream(Shell):
 
     def half_closed(self) -> None:
         """Handles the end of the gateway's messages. If the request is complete, the gateway may still wait for the answer, as NGINX
-        Gateway Fabric does."""
+        Gateway Fabric does.
+        """
         if self.state == DECIDING:
             self.half = True
         elif self.state != ENDED:
@@ -186,7 +187,8 @@ class ExtProcStream(Shell):
 
     def origin(self) -> str:
         """Returns the request's id and its client, as the gateway gives them, the address of the gateway, and the pool if there are
-        several, for the log."""
+        several, for the log.
+        """
         name = self.pool_name
         return f"{self.request_phase.origin()}, from {self.transport.peer() or 'unknown'}{f', pool {name}' if name else ''}"
 

@@ -42,7 +42,8 @@ class Tryout:
         self, app: App, share: Share, *, seed: int, figures: TryoutFigures, later: Callable[[Coroutine[Any, Any, None]], object]
     ) -> None:
         """`seed`: a number that is the same in all workers, so that all choose the same requests. `later` runs a coroutine in the event
-        loop."""
+        loop.
+        """
         self.app = app
         self.figures = figures
         self._share = share
@@ -129,7 +130,8 @@ def without_effects(pipeline: Pipeline) -> Pipeline:
 
 def same(real: Decision, candidate: Decision) -> bool:
     """Returns whether the candidate chose the same endpoint, or gives the endpoint of the real decision the same score as its own
-    choice."""
+    choice.
+    """
     if real.targets[0].address == candidate.targets[0].address:
         return True
     run, other = real.runs.get(real.primary), candidate.runs.get(candidate.primary)

@@ -33,7 +33,8 @@ class Turns:
 
     def takes(self, now: float) -> bool:
         """Returns whether work may begin at once, and notes that it begins. Work may begin at once if no part waits, and if no work has
-        begun at once for GAP_S."""
+        begun at once for GAP_S.
+        """
         if self._waiting or now - self._begun_at < GAP_S:
             return False
         self._begun_at = now

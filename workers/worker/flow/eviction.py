@@ -76,7 +76,8 @@ class Evictions:
 
     def track(self, request: Request, now: float, revoke: Callable[[], bool]) -> Victim | None:
         """Adds a request that was sent to a server. Returns None if the request cannot be evicted. `revoke` ends the request and answers
-        its client."""
+        its client.
+        """
         victim = self._victims.track(FlowKey(request.fairness_id, request.priority), now, revoke)
         if victim is not None:
             try:
@@ -93,7 +94,8 @@ class Evictions:
 
     def blocked(self) -> Step:
         """Makes room for requests that cannot be dispatched, in any worker: ends requests of this worker, or wakes a worker with better
-        victims."""
+        victims.
+        """
         if not self._areas.total(EVICTABLE):
             return NOTHING
         pool = self._pool

@@ -100,7 +100,8 @@ class FlowMetrics:
 
     def _new_cells(self, request: Request) -> Cells:
         """Returns the cells of a request if they are not in the cache under its names. Caches the cells under the names that count the
-        request."""
+        request.
+        """
         caps = self._caps
         fairness_id, model = caps.fairness_id(request.fairness_id), caps.model(request.model)
         key = (fairness_id, request.priority, model, caps.model(request.target_model))

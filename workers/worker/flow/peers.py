@@ -42,7 +42,8 @@ class AreaPeers:
         remote: RemoteArea | None = None,
     ) -> None:
         """`remote`: has the requests of this pool that wait in other replicas, while the remote area of `areas` is in use; None if it is
-        that area itself."""
+        that area itself.
+        """
         self._flow = flow
         self._areas = areas
         self._remote = remote

@@ -110,7 +110,8 @@ class Comparison:
 
     def _tell(self, owner: int, tokens: int, now: float) -> None:
         """Calls `beyond` for more tokens than before, and once per TELL_AGAIN_S also for fewer, because the index may have another
-        writer."""
+        writer.
+        """
         before, at = self._told.get(owner, (0, 0.0))
         if tokens <= before and now - at < TELL_AGAIN_S:
             return

@@ -115,7 +115,8 @@ class CallTimers:
         cpu: Callable[[], float] = time.thread_time,
     ) -> None:
         """`on_blocking` gets the plugin, the extension point and the CPU seconds of a call that kept the event loop busy for more than
-        BLOCKING_S. `cpu`: CPU seconds of this thread."""
+        BLOCKING_S. `cpu`: CPU seconds of this thread.
+        """
         self._area = area
         self._timers = timers
         self._now = now
@@ -199,7 +200,8 @@ class CallTimers:
 
 class Timing:
     """Chooses the requests of one worker that are timed. `guarded`: the other wrapper of all calls; `epp.points.instrument.bare` for
-    none."""
+    none.
+    """
 
     def __init__(self, timers: CallTimers, guarded: Wrap, pipeline: Pipeline) -> None:
         """`pipeline`: its calls have both wrappers already: `guarded`, and `timers` with weight 1."""

@@ -48,7 +48,8 @@ LATER: Final = -1  # the number of a request that is recorded or not depending o
 
 class RecordSender:
     """Collects the records of one worker, and sends them in batches. `file`: the number of the file to write for, or 0 without a
-    recording."""
+    recording.
+    """
 
     def __init__(self, worker: int, offer: Callable[[bytes], bool], lost: Callable[[int], object]) -> None:
         """`offer` puts a packet into the bus, or returns False if the bus is full. `lost` counts lost records."""
@@ -144,7 +145,8 @@ class Recorder:
         self, sender: RecordSender, keyed: Keyed, *, generation: int, config_hash: str, pipeline: "Pipeline", pool: str = ""
     ) -> None:
         """`generation`, `config_hash`: the number and the hash of the configuration with this pipeline. `pool`: the name of one of several
-        pools."""
+        pools.
+        """
         self._sender = sender
         self._keyed = keyed
         self._generation = generation

@@ -61,7 +61,8 @@ class UsageDoubts:
 
     def __init__(self, series: SeriesWriter, report: Callable[..., None], now: Callable[[], float]) -> None:
         """`series`: the writer of the group PREDICTION. `report`: a method of a logger, see `Rarely`. Each server has its own rate
-        limit."""
+        limit.
+        """
         self._series = series
         self._report = report
         self._now = now
@@ -150,7 +151,8 @@ class Telemetry:
 
     def refused(self, request: Request | None, refused: Refused, used: Used | None, received_at: float, request_id: str = "") -> None:
         """Records that a request was refused. `used`: None if the request had no pipeline yet. `request_id`: the id of a request without
-        its body."""
+        its body.
+        """
         now = self._now()
         self._area.add(self._at.refusals)
         if refused.cause in FOR_LOAD:

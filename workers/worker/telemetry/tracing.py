@@ -146,7 +146,8 @@ class Tracer:
 
 class Trace:
     """The spans of one request. The stream calls `deciding`, then `routed` or `failed`, and `end` once. Wrapped calls use the other
-    methods."""
+    methods.
+    """
 
     __slots__ = (
         "_between", "_gateway", "_kept", "_offset", "_open", "_profile", "_ready", "_tracer", "about", "trace_id",
@@ -311,7 +312,8 @@ def static_scorers(wired: WiredProfile) -> list[str]:
 
 class TracedCalls:
     """A `Wrap` for the pipeline of traced requests. It applies another `Wrap`, `inner`, to all calls. Then it adds spans to the calls of
-    profile handlers, filters, scorers and pickers."""
+    profile handlers, filters, scorers and pickers.
+    """
 
     def __init__(self, inner: Wrap) -> None:
         self._inner = inner

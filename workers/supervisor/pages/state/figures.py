@@ -89,7 +89,8 @@ class Requests(msgspec.Struct, frozen=True, kw_only=True):
 
 class Supervisor(msgspec.Struct, frozen=True, kw_only=True):
     """The supervisor. `heartbeat_age_s` is None before the first heartbeat. `replicas_needed`, `headroom`: the scaling signal, or None if
-    not known."""
+    not known.
+    """
 
     serving: bool
     heartbeat_age_s: float | None
@@ -181,7 +182,8 @@ def figures(instance: Instance, look: Look, before: Look | None) -> Figures:
 
 def only(figures: Figures, pool: str) -> Figures:
     """Returns the figures with the pools, endpoints, bands and flows of one pool. The figures of workers and requests still cover all
-    pools."""
+    pools.
+    """
     return msgspec.structs.replace(
         figures,
         pools=[each for each in figures.pools if each.name == pool],
@@ -381,7 +383,8 @@ def _endpoints(look: Look, before: Look | None, elapsed: float | None) -> Genera
 
 def _without_tokens(look: Look, before: Look | None, decided: int) -> str:
     """Returns why most of the decisions since the look before had no tokens; without such decisions, most of the decisions since the
-    start."""
+    start.
+    """
     then = counts_of(before.counters, WITHOUT_TOKENS) if before is not None and decided else {}
     new = Counter[str]()
     for labels, count in counts_of(look.counters, WITHOUT_TOKENS).items():

@@ -74,7 +74,8 @@ class PoolSample(NamedTuple):
 class Sample(NamedTuple):
     """The figures of one moment. `at`: monotonic seconds. `counters`: the present counters. `pool`: the figures of all pools together, by
     name; a missing figure is unknown. `generations`: the generation of each slot. `endpoints`: shape (slots, ENDPOINT_FIGURES). `pools`:
-    None if no figures of pools are due."""
+    None if no figures of pools are due.
+    """
 
     at: float
     counters: Mapping[str, int]
@@ -99,7 +100,8 @@ class Row(NamedTuple):
 
 class Rows:
     """Rows within limited room: the larger the rows, the fewer are kept. `step_s`: the time between two rows. `bytes`: the size of all
-    rows."""
+    rows.
+    """
 
     def __init__(self, figures: Sequence[str], room: int, least_s: float) -> None:
         """`least_s`: the shortest step."""

@@ -117,7 +117,8 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
 class PoolLook(msgspec.Struct, frozen=True, kw_only=True):
     """One of several pools. `routed`: requests that got an endpoint since the start. `failed`: requests that failed, in the picker or at a
     model server. `queued`: requests that wait in flow control. `first_token`: times to the first token, per bucket. `configuration`: None
-    before the first configuration."""
+    before the first configuration.
+    """
 
     name: str
     routed: int = 0
@@ -148,7 +149,8 @@ class OutcomeLook(msgspec.Struct, frozen=True, kw_only=True):
 
 class BandLook(msgspec.Struct, frozen=True, kw_only=True):
     """The waiting requests of one band of flow control over all workers. `oldest_age_s` is None without waiting requests, and if the picker
-    has several pools. `pool`: None if the picker has one pool."""
+    has several pools. `pool`: None if the picker has one pool.
+    """
 
     priority: int
     requests: int

@@ -104,7 +104,8 @@ class StateParts:
 
     def _of_pools(self) -> Mapping[str, Any]:
         """Returns facts about several pools, by name: the pool's own port, the limits of flow control, and why the pool is out of
-        service."""
+        service.
+        """
         choice, pools = self._instance.choice, self._instance.pools
         ports = choice.ports if choice is not None and self._pools else {}
         found: dict[str, dict[str, Any]] = {pools[number].options.pool_name: {"port": port} for port, number in ports.items()}

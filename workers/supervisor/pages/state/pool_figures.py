@@ -103,7 +103,8 @@ class PoolFigures(msgspec.Struct, frozen=True, kw_only=True):
     """One of several pools. `fresh`: its endpoints with fresh metrics. `waiting`: requests that wait at its servers; `queued`: in flow
     control. `requests_per_s`: requests that got an endpoint. `errors_per_s`: requests that failed, in the picker or at a server.
     `first_token_p50_s`, `first_token_p95_s`: quantiles of the time from a request to the first piece of its answer. `configuration`: None
-    if it has none yet."""
+    if it has none yet.
+    """
 
     name: str
     endpoints: int

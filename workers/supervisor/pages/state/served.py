@@ -64,7 +64,8 @@ class Served:
 
     def bands(self) -> Sequence[BandLook]:
         """Returns the bands with waiting requests of several pools, by pool and priority, because only workers know the places of these
-        bands."""
+        bands.
+        """
         waiting = self._waiting(lambda _, priority, pool: (pool, priority))
         return [
             BandLook(priority=priority, requests=requests, bytes=size, oldest_age_s=None, pool=pool)

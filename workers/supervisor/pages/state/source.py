@@ -143,7 +143,8 @@ class Source:
 
     def counters(self) -> dict[str, int]:
         """Returns the counters of the areas, and of some series a counter per row: `usage_beyond_bounds_total@ENDPOINT` for endpoints with
-        implausible reports of usage, and `requests_without_tokens_total@SERVER REASON`. Also returns the failed replays of KV events."""
+        implausible reports of usage, and `requests_without_tokens_total@SERVER REASON`. Also returns the failed replays of KV events.
+        """
         counters, series = self.areas.counters(), self.predictions
         if self._streams is not None:
             counters[REPLAYS_FAILED.name] = self._streams.replays_failed()
