@@ -62,7 +62,7 @@ class ModuleLoader(importlib.abc.Loader):
     """Loads a compiled module from the library."""
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
-        """Returns the module. When this is called, the module's code has run."""
+        """Returns the module. Its code has run when this returns."""
         library, entry = importlib.import_module(LIBRARY), importlib.import_module(ENTRY)
         module: ModuleType = entry.made(getattr(library, f"init_{spec.name.replace('.', '___')}"))
         return module

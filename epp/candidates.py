@@ -82,8 +82,7 @@ class EndpointList:
     """Lists the endpoints of a snapshot, in order. An endpoint list stays the same object until discovery changes something.
 
     `slots` (int, shape (endpoints,)) are the slots of the endpoints. `row_of_owner` maps an owner id of the prefix index to the endpoint's
-    row.
-    `blocks`: what `epp.endpoints.server_blocks` keeps.
+    row. `blocks`: what `epp.endpoints.server_blocks` keeps.
     """
 
     __slots__ = ("blocks", "endpoints", "row_of_owner", "slots")

@@ -1,4 +1,4 @@
-"""Typed keys to data of endpoints and requests. To read a value, use the object that declares its key.
+"""Typed keys to data of endpoints and requests. Only the object that declares a key can read its values.
 
     key      one value per   written by                                         read by
     Column   endpoint        the scraper, or the workers for load in flight     candidates[COLUMN]

@@ -84,7 +84,7 @@ class Counts(NamedTuple):
 
 
 class AnswersReader:
-    """Reads all rows. Reads all rows. Only the supervisor has it, and also writes the head."""
+    """Reads all rows, and writes the head. Only the supervisor uses this class."""
 
     def __init__(self, schema: AnswersSchema, region: Region) -> None:
         self.schema = schema

@@ -335,6 +335,6 @@ class FlowArea:
         words[EVICTABLE] = cell.evictable
 
     def show_reclaim(self, pending: float, target: float) -> None:
-        """Publishes how much this worker's evictions still have to free, and free in all, as fractions of the saturation."""
+        """Publishes how much this worker's evictions still have to free, and how much they are to free, as fractions of the saturation."""
         self.floats[RECLAIM_PENDING] = pending
         self.floats[RECLAIM_TARGET] = target

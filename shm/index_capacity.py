@@ -60,7 +60,7 @@ class Listed:
         self.first = 0  # the index in `places` of the entry to remove next
 
     def sort(self, least: int) -> None:
-        """Fills `places` at the first call: with LISTED_SHARE of the entries, or with `least` entries if these are more."""
+        """Fills `places` at the first call: with LISTED_SHARE of the entries, but with at least `least` entries, if there are so many."""
         if self._keys is not None:
             self._keys.sort()
             count = max(int(len(self._keys) * LISTED_SHARE), least)
@@ -151,7 +151,7 @@ class Capacity:
         return owners[: self._over_max]
 
     def free_surplus(self, owner: int, age: int) -> int:
-        """Frees the oldest entries of an owner until it no longer exceeds its limit. Returns how many it freed. `age`: the current age."""
+        """Frees an owner's oldest entries until 5 % less than its capacity is left. Returns how many it freed. `age`: the current age."""
         listed = self._listed.get(owner)
         freed = 0 if listed is None else self._free_listed(owner, listed, listed.since)
         if self._held[owner] > self._kept[owner]:

@@ -1,8 +1,8 @@
 """Sizes, offsets and hashes of shared records.
 
-A record is a run of 8-byte words, so every word can be stored and loaded in one piece. A layout
-hash covers everything that two processes must agree on: names, order and counts. A process that
-expects another hash cannot attach. All sizes are multiples of a cache line, so no cache line has words of two parts.
+A record is a run of 8-byte words, so every word can be stored and loaded in one piece. A layout hash covers everything that two processes
+must agree on: names, order and counts. A process that expects another hash cannot attach. All sizes are multiples of a cache line, so no
+cache line has words of two parts.
 
     segment   +--------------------+------------------------------+---------------------------+
               | header  64 B       | description (JSON, padded)   | payload                   |

@@ -226,7 +226,7 @@ class IndexWriter:
         self.changes += 1
 
     def _insert(self, hashes: Hashes | bytes, owners: Owners, age: int, stale: int | None) -> News | None:
-        """Inserts blocks. Inserts blocks. Returns the news, if `stale` is not None."""
+        """Inserts blocks. Returns the news, if `stale` is not None."""
         capacity = self._capacity
         added, evicted, gone, dropped, over, news = kernels.insert(
             self._table, self._ages, self._states, capacity.counts, capacity.limits, hashes, owners,

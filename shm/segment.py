@@ -155,7 +155,7 @@ class Segment(Region):
         return os.fstat(self._descriptor).st_nlink == 0
 
     def close(self) -> None:
-        """Unmaps the memory. Closes the segment; arrays and views that are still alive keep it mapped until they are freed."""
+        """Unmaps the memory. Arrays and views that are still alive keep it mapped until they are freed."""
         for view in (self.words, self.bytes, self._whole):
             with contextlib.suppress(BufferError):
                 view.release()
@@ -164,7 +164,7 @@ class Segment(Region):
         self._close_descriptor()
 
     def unlink(self) -> None:
-        """Removes the name. Removes the name; existing mappings remain until they are closed."""
+        """Removes the name. Existing mappings remain until they are closed."""
         unlink_segment(self.name)
 
 

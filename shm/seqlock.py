@@ -3,7 +3,7 @@
     row   | version | body word 0 | body word 1 | ... | body word n-1 |
 
 - An odd version means that a writer is writing the row, or died while it wrote.
-- A reader accepts a body only between two equal, even versions. Otherwise the row is torn.
+- A reader accepts a body only between two equal, even versions. Otherwise it takes the row as torn.
 - Versions wrap at 2**64.
 
 The functions accept anything that can be indexed and sliced like a memoryview of words. So tests can

@@ -125,8 +125,8 @@ def load_rows(areas: Ints, serving: Ints, places: Ints, keys: Hashes, said: Ints
 
 
 def merge_loads(loads: Loads, totals: Loads, changed: set[int], rows: bytes, requests_max: int, tokens_max: int, rows_max: int) -> None:
-    """Takes over the loads that another replica reports for endpoints, lowered to their limits. `loads`: what this replica reported before.
-    `totals`: all.
+    """Takes over the loads that another replica reports for endpoints, lowered to their limits. `loads`: what that replica reported before.
+    `totals`: the sums over all other replicas.
 
     Ignores endpoints beyond `rows_max`. Adds the keys of endpoints whose load changed to `changed`.
     """

@@ -195,7 +195,7 @@ def insert(
     `hashes`: an array or bytes. `owners`: one for all hashes, one per hash, or for runs of hashes a dict name -> owner, the name (u64) of
     each run, and its length (u16); runs whose name is not in the dict are left out. `spills`: whether full near buckets give entries to far
     buckets before one is overwritten. `retired`: whether there are retired owners; their entries are treated as empty. `stale`: if not
-    None, an entry that is refreshed after this number of ticks is reported as news, like a new entry.
+    None, an entry that is refreshed after this number of ticks or more is reported as news, like a new entry.
 
     Returns how many entries were added, how many live entries were evicted, how many entries of retired owners were replaced, how many
     blocks were dropped because their owner is not live, whether the owner of a new entry has more blocks than its limit, and the news, or

@@ -31,8 +31,7 @@ def features(
 
     `uncached`: seconds per 1000 tokens to compute. `place_s`: how long an answer lasts. `overdue_s`: the most seconds by which a first
     token is taken to be overdue. `limit`: the batch limit; 0 if it is not known. `tokens`: the tokens to compute; `ahead`: the tokens in
-    flight without a first token.
-    `elapsed`: seconds spent on the tokens `ahead`. `load`: requests there.
+    flight without a first token. `elapsed`: seconds spent on the tokens `ahead`. `load`: requests there.
     """
     rest = busy = queue = 0.0
     if ahead > 0.0:

@@ -1,5 +1,4 @@
-"""The kernel that carries the loads of endpoints on, in NumPy. The reference defines what `loads.c` computes, and runs where that is not
-built.
+"""The kernel that carries the loads of endpoints on, in NumPy. It defines what `loads.c` computes, and runs where that is not built.
 
 `workers.worker.extproc.account` says what is computed, and why.
 """

@@ -1,10 +1,10 @@
 """Data contracts: checks, before the fork, that the data that plugins read is produced by a plugin or by the runtime.
 
-A consumed `Column` comes from one extractor, or the runtime counts it (`epp.data.COUNTED`). A
-consumed `Datum` comes from one plugin that runs before its reader (STAGES): a RequestHeader plugin,
-a data producer or the profile handler. Keys match by name; then their types must be equal. Producers
-must not form a cycle. Each producer runs after the producers whose data it reads; otherwise the configuration sets the order. An
-optional datum need not be produced; if it is, the same rules hold. All plugins that cut prompts into blocks must use one block size.
+A consumed `Column` comes from one extractor, or the runtime counts it (`epp.data.COUNTED`). A consumed `Datum` comes from one plugin that
+runs before its reader (STAGES): a RequestHeader plugin, a data producer or the profile handler. Keys match by name; then their types must
+be equal. Producers must not form a cycle. Each producer runs after the producers whose data it reads; otherwise the configuration sets the
+order. An optional datum need not be produced; if it is, the same rules hold. All plugins that cut prompts into blocks must use one block
+size.
 
 Columns that no plugin reads are not kept: `Checked.columns` has only consumed columns.
 """

@@ -17,7 +17,7 @@ class _Whole(Exception):
 
 
 def rewritten(text: str, document: Any) -> str:
-    """Returns the text, changed to have the values of `document`. The text must be readable YAML. Lists may have `Removed` as an item."""
+    """Returns the text, changed to have the values of `document`, whose lists may contain `Removed`. The text must be readable YAML."""
     root = yaml_nodes.composed(text)
     if root is None or root.id != "mapping" or root.flow_style:
         return _anew(document)
@@ -70,7 +70,7 @@ class _Editor:
             raise _Whole
 
     def _sequence(self, node: Any, new: list[Any]) -> None:
-        """Changes and removes items. Adds the items that `new` has beyond those behind the last item that stays."""
+        """Changes and removes items. Adds the further items of `new` behind the last item that stays."""
         last = None
         for item, child in zip(node.value, new, strict=False):
             if child is Removed:

@@ -60,7 +60,7 @@ class EffectiveConfig:
     flow: FlowPlan | None = None  # None if flow control is off
     places: Mapping[Path, int] = field(default_factory=dict)
     tenants: TenantsEntry | None = None  # None if clients name their fairness ids
-    keys: Mapping[str, Keys] = field(default_factory=dict)  # the contents of the files that `tenants` names
+    keys: Mapping[str, Keys] = field(default_factory=dict)  # the keys in the files that `tenants` names, once these files were read
 
     @property
     def key_texts(self) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Makes the plugin instances of one configuration, by name: the plugins that the configuration lists and the defaults that they need.
+"""Makes the plugin instances of one configuration, by name: the plugins that it lists and the defaults that it needs.
 
 This module resolves references and notes errors. A plugin that could not be made is `broken`. A name is `unresolved` if it refers to no
 plugin, or to a plugin of the wrong kind. Later checks skip broken plugins and unresolved names, so that one mistake is reported once.

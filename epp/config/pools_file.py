@@ -62,7 +62,7 @@ class PoolForm(_Form):
 
 
 class DefaultsForm(_Form):
-    """The settings of pools that do not have their own."""
+    """Values for pools that do not set these fields."""
 
     config_file: Annotated[Text | None, Meta(description="The configuration: a file, relative to this one.")] = None
     max_endpoints: Annotated[Count | None, Meta(description="How many endpoints a pool may have.")] = None
@@ -110,10 +110,9 @@ class PoolEntry:
     """Holds one pool, with the defaults of the file.
 
     `port`: the pool's own ext_proc port; 0 if it has none. `authorities`: in lower case. `config`: the text of the pool's configuration, if
-    the file has it.
-    `config_file`: the path of the pool's configuration as written, or "". `endpoints`: texts of the form host:port.
-    `max_endpoints`: 0 if neither the pool nor the defaults give it. `config_place`: where `config` or `config_file` is given.
-    `kube`: None if the endpoints do not come from Kubernetes.
+    the file has it. `config_file`: the path of the pool's configuration as written, or "". `endpoints`: texts of the form host:port.
+    `max_endpoints`: 0 if neither the pool nor the defaults give it. `config_place`: where `config` or `config_file` is given. `kube`: None
+    if the endpoints do not come from Kubernetes.
     """
 
     name: str
@@ -137,7 +136,7 @@ class PoolEntry:
 
 @dataclass(frozen=True, slots=True)
 class PoolsFile:
-    """Holds the pools of a file, at least one. `choice` returns the number of a pool, which is its index in `pools`."""
+    """Holds the pools of a file, at least one. Number `i` of the object that `choice` returns is `pools[i]`."""
 
     source: str
     pools: tuple[PoolEntry, ...]
@@ -225,7 +224,7 @@ class _Pools:
         self.entries: list[PoolEntry] = []
 
     def add(self, node: Node, what: str) -> None:
-        """Reads a pool. Adds a pool, and notes what is wrong with it."""
+        """Reads and adds a pool. Notes what is wrong with it."""
         reader, findings = self._reader, self._findings
         fields = reader.mapping(node, what, PoolForm)
         name = reader.text(fields.get("name"), f"{what}.name")

@@ -174,7 +174,7 @@ def _cross_replica(reader: NodeReader, node: Node | None, fields: Mapping[str, N
 
 
 def _flow_control(reader: NodeReader, node: Node | None, written: WrittenConfig, at: Place) -> None:
-    """Reads the section `flowControl`. If the feature gate is off, warns of all fields but the saturation detector."""
+    """Reads the section `flowControl`. If the feature gate is off, warns of any field but the saturation detector."""
     fields = reader.mapping(node, "flowControl", schema.FlowControl)
     if detector := fields.get("saturationDetector"):
         written.saturation = _detector(reader, detector, "flowControl.saturationDetector")

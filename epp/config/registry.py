@@ -4,10 +4,9 @@ Built-in plugins are found by walking `epp/plugins`. The walk searches the sourc
 imports only the module that has the type, because importing all modules takes 5 MiB of memory, and 13 MiB with the libraries that some of
 them need. `known` imports all of these modules.
 
-Other plugins come from the entry-point group ENTRY_POINTS of installed distributions, from the files
-of a folder (`add_sources`), or from `type: package.module:Class` in a configuration. If one of these modules
-cannot be imported, the start fails, so a picker never runs with a part of its plugins. The registry never gives a name to a second class,
-whether the first one is built in or was registered later.
+Other plugins come from the entry-point group ENTRY_POINTS of installed distributions, from the files of a folder (`add_sources`), or from
+`type: package.module:Class` in a configuration. If one of these modules cannot be imported, the start fails, so a picker never runs with a
+part of its plugins. The registry never gives a name to a second class, whether the first one is built in or was registered later.
 
 REFERENCE_TYPES are the names that the reference picker (llm-d-router) knows. If a configuration names one of these types and this version
 lacks it, the error says so, because the name is not misspelt.
@@ -142,7 +141,7 @@ def _import_installed() -> None:
 
 
 def _entry_points() -> Iterable["EntryPoint"]:
-    """Returns the entry points of plugins. Usually there are none, and `importlib.metadata` (2 MiB) is not imported."""
+    """Returns the entry points of plugins. Usually there are none, and `importlib.metadata` (2 MiB of memory) is not imported."""
     if not any(map(_may_have_plugins, sys.path)):
         return ()
     from importlib.metadata import entry_points

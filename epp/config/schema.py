@@ -3,8 +3,7 @@
 `epp.config.reader` takes the field names from these structs, so the two cannot differ. The structs are never filled, because messages need
 places and the reader therefore goes through a file node by node. In the schema, `if` and `then` give each plugin type its own parameters.
 The schema cannot express references, contracts and meaning, so `epp config check` checks those. The schema is stricter than the reader in
-one
-point: a parameter must not be null.
+one point: a parameter must not be null.
 """
 
 import functools

@@ -53,14 +53,14 @@ class EndpointPool(Protocol):
         """Counts one failure of a data producer. The request goes on without the producer's data."""
 
     def scorer_failed(self, problem: Exception) -> None:
-        """Counts one failure of a scorer. The request goes on without the scorer. `problem` has its tag (`epp.errors.blame`)."""
+        """Counts one failure of a scorer. The request goes on without it. `problem` is tagged with the scorer (`epp.errors.blame`)."""
 
     def shadow_failed(self, profile: Profile, problem: Exception) -> None:
         """Counts a failed run of a shadow profile."""
 
 
 def reraised(problem: Exception) -> None:
-    """Raises the scorer's exception, which ends the profile run: the default of the parameter `failed` below."""
+    """Raises the scorer's exception, which ends the profile run. This is the default of the parameter `failed` below."""
     raise problem
 
 

@@ -79,9 +79,9 @@ class Profiled(msgspec.Struct, frozen=True):
     """Describes one run of a profile.
 
     `considered`: the number of candidates at the beginning of the run. `candidates`: the picked candidates, then the others, best first.
-    `more`: how many candidates are not shown.
-    `tied`: how many candidates have the same total as the first picked one (the picker chose among them). `runner_up`: the best other
-    candidate. `margin`: the total of the first picked candidate minus the total of the runner-up; None without a runner-up.
+    `more`: how many candidates are not shown. `tied`: how many candidates have the same total as the first picked one (the picker chose
+    among them). `runner_up`: the best other candidate. `margin`: the total of the first picked candidate minus the total of the runner-up;
+    None without a runner-up.
     """
 
     profile: str

@@ -63,9 +63,8 @@ class Receipt(NamedTuple):
 
     `at`: seconds since the epoch. `worker`: the worker that decided. `configuration`: the number of the worker's configuration. `request`:
     hash of the request's id. `profile`, `scorer`: positions in the configuration. `margin`: total of the target minus total of the
-    runner-up.
-    `cached_tokens`: prompt tokens that the target was predicted to hold, or UNKNOWN. `first_token_s`: predicted time to the first token;
-    NaN without a prediction.
+    runner-up. `cached_tokens`: prompt tokens that the target was predicted to hold, or UNKNOWN. `first_token_s`: predicted time to the
+    first token; NaN without a prediction.
     """
 
     at: int

@@ -5,8 +5,8 @@
     watch     a sequential test of the sides: says why the candidate is worse, or that nothing shows that it is
 
 The test compares two shares: the share of requests that failed, and the share of requests that waited longer for their first token than 95
-% of the requests of the configuration in force. A share is worse if it is larger by more than a margin. The test may look at any time and
-as often as it likes: the probability that it ever calls an equal candidate worse stays below ALPHA per share (mixture sequential
+% of the requests of the configuration in force did. A share is worse if it is larger by more than a margin. The test may look at any time
+and as often as it likes: the probability that it ever calls an equal candidate worse stays below ALPHA per share (mixture sequential
 probability ratio test of two shares; Johari, Pekelis, Walsh: Always Valid Inference, 2015, section 4, with the variance of both shares).
 """
 

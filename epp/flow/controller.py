@@ -286,7 +286,7 @@ class FlowController:
         """Ends an entry because the caller that waited for it has left."""
         if entry.outcome is None:
             self._evict(entry, Outcome.EVICTED_CONTEXT_CANCELLED, self._now())
-        elif entry.outcome is Outcome.DISPATCHED:  # the client left after the dispatch, and did not learn of the dispatch
+        elif entry.outcome is Outcome.DISPATCHED:  # the caller left after the dispatch, before it learned of it
             self.settled(placed=False)
 
     def _evict(self, entry: Entry, outcome: Outcome, now: float) -> None:

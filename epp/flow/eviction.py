@@ -102,7 +102,7 @@ class BestVictim(NamedTuple):
     evictable: int = 0
     priority: int = 0
     dispatched_at: float = 0.0
-    busy_until: float = 0.0  # until when the revocations are under way, unless they are confirmed earlier
+    busy_until: float = 0.0  # until when this worker's revocations are under way, unless they are confirmed earlier
 
 
 class WaitingBand(NamedTuple):
@@ -214,7 +214,7 @@ class Reclamation:
             return 0
         self.target = saturation - band.ceiling
         # A request is dispatched only while the saturation is strictly below the ceiling. So a saturation equal to the ceiling needs
-        # a victim.
+        # one victim.
         wanted = min(max(1, math.ceil(self.target / credit)), REVOCATIONS_MAX)
         revoked = 0
         while revoked < wanted:
@@ -232,7 +232,7 @@ class Reclamation:
         return revoked
 
     def _expire(self, now: float) -> None:
-        """After CONFIRM_S, treats an unconfirmed revocation as done, and forgets revocations that show in the saturation by now."""
+        """Treats a revocation as done if it is unconfirmed for CONFIRM_S. Forgets revocations that show in the saturation by now."""
         if self._unconfirmed:
             late = [victim for victim, (_, at) in self._unconfirmed.items() if now - at >= CONFIRM_S]
             for victim in late:

@@ -18,7 +18,7 @@ class BandPlan:
     """Configures one band: its limits over all shards, its TTL (seconds) and its policies."""
 
     priority: int
-    max_requests: int  # above 0, because a band always has a limit
+    max_requests: int  # > 0, because a band always has a limit
     max_bytes: int  # > 0
     request_ttl_s: float | None  # None for the global TTL; inf if requests never expire
     queue: points.FlowQueue

@@ -200,7 +200,7 @@ class LearnedLatencyScorerParameters(msgspec.Struct, frozen=True, forbid_unknown
     """Whose predictions are used, and how often other endpoints are tried.
 
     exploration_rate: The share of requests for which all endpoints whose first token is expected within 1.5 times the shortest time are
-    equal.
+    treated as equal.
     learned_latency_producer_name: The producer of the predictions to read.
     """
 

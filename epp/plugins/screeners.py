@@ -131,8 +131,7 @@ class Labelled:
 
 @plugin("disaggregatedset-rollout-screener")
 class RolloutScreener(Screener, ResponseReceived):
-    """Gives all profiles the endpoints of one revision of a DisaggregatedSet. The revision is drawn in proportion to the number of its
-    pods.
+    """Gives all profiles the endpoints of one revision of a DisaggregatedSet. The revision is drawn in proportion to numbers of pods.
 
     A revision without a pod of each required role gets no request. A request with a strict header gets the endpoints that its header
     names, from all revisions with all required roles. If no endpoint is left, the request is refused with 503.

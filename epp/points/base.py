@@ -137,10 +137,10 @@ class Learning(Protocol):
         """Adds to the number of prompts whose tokens are in INFLIGHT_TOKENS of an endpoint."""
 
     def learn_first(self, seen: FirstToken) -> None:
-        """Reports a time to the first token, as does `LatencyModel.learn_first`. Never waits."""
+        """Reports a time to the first token to `LatencyModel.learn_first`. Never waits."""
 
     def learn_token(self, slot: int, generation: int, load: float, observed: float, lasted: float) -> None:
-        """Reports a time per output token, as does `LatencyModel.learn_token`. Never waits."""
+        """Reports a time per output token to `LatencyModel.learn_token`. Never waits."""
 
 
 class Measure(Protocol):

@@ -86,7 +86,7 @@ NONE: Final = Sums()
 
 
 class Divergence(NamedTuple):
-    """Describes a warning: in `minutes`, the picker predicted for a number of `requests` a share `predicted` of cached prompt tokens.
+    """Describes a warning: over `minutes`, the picker predicted for `requests` that the share `predicted` of prompt tokens was cached.
 
     `reported`: the share that the servers reported. `servers`: how many servers the warning concerns. `endpoints`: the names of the first
     NAMES_MAX servers. `reason`: the likely cause and what to do.

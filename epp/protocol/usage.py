@@ -303,7 +303,7 @@ def _value(data: bytes, at: int) -> int | None:
             colon = True
             most = at + BLANKS_MAX
         elif byte not in b" \t\r\n":
-            return at if colon else at - 1  # this is no key, because the byte before it opens no object
+            return at if colon else at - 1  # this was no key; the byte before opens no object
         elif at == most:
             return at
         at += 1

@@ -137,8 +137,7 @@ class Decided(msgspec.Struct, array_like=True, frozen=True, tag=DECIDED):
     `number`: counts the requests of a stream. `id`: hash of the x-request-id if that is a UUID, otherwise 0 (`epp.recording.keys`).
     `at`: when the headers came. `waited_s`: the time from then to the picker's answer. `generation`: the number of the configuration.
     `target_model`: empty if it equals `model`. `flow`: keyed hash of the fairness id, or 0. `objective`: keyed hash of the objective's
-    name, or 0.
-    `prompt_tokens`: as the picker counts or estimates them.
+    name, or 0. `prompt_tokens`: as the picker counts or estimates them.
     `block_tokens`: tokens per block; 0 if no producer divides prompts. `hashes`: uint64, the chain of block hashes under the secret.
     `endpoint_list`: the number of the EndpointList. `rows`: int64, the endpoints that the request might have got; None for all.
     `inflight`: int64, requests in flight at each of `rows`. `inflight_tokens`: float64, tokens in flight; None if no plugin reads them.
@@ -181,9 +180,8 @@ class Ended(msgspec.Struct, array_like=True, frozen=True, tag=ENDED):
 
     `status`: the HTTP status of the answer; 0 without an answer. `slot`: the endpoint that served the request. `first_s`: the time to the
     first piece of the answer's body; NaN without a body. `lasted_s`: the time to the end of the answer. `streaming`: whether the answer was
-    an event stream.
-    `whole`: whether the answer came to its end. `answer_bytes`: the size of the body. `prompt`, `cached`, `completion`: tokens that the
-    server reported; None if not reported. `pieces`: the number of messages in which the body came; 0 if not recorded.
+    an event stream. `whole`: whether the answer came to its end. `answer_bytes`: the size of the body. `prompt`, `cached`, `completion`:
+    tokens that the server reported; None if not reported. `pieces`: the number of messages in which the body came; 0 if not recorded.
     """
 
     number: int

@@ -46,8 +46,7 @@ class Sample:
 
     def ended(self, status: int, first_s: float, now: float) -> bool:
         """Returns whether a request that was not kept before is kept after all, because its end is notable. `status`: the status of the
-        answer, or 0.
-        `first_s`: the time to the first token; NaN without a token.
+        answer, or 0. `first_s`: the time to the first token; NaN without a token.
         """
         slow = first_s > self._slow_s
         if first_s == first_s:

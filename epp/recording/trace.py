@@ -60,7 +60,7 @@ class Trace:
         self.members: dict[Slot, Member] = {}  # all endpoints that have ever joined
         self.here: dict[int, Member] = {}  # slot -> the endpoint there at this moment of the recording
         self.columns: list[str] = []
-        self.configs: dict[int, Configured] = {}  # by number; if several pools have the same number, the latest one
+        self.configs: dict[int, Configured] = {}  # by number; if configurations of several pools have one number, the latest
         self._of_pools: dict[tuple[int, str], Configured] = {}
         self.lost = 0
         self._scraped: dict[int, list[tuple[float, Floats, int]]] = {}  # slot -> (time, values, state), in order

@@ -33,9 +33,9 @@ PriorityOf = Callable[[str], int]
 class Intake:
     """Reads all requests of one worker.
 
-    `rewrites`: a function that returns the present rules as a function, or None if there are no rules. The latter maps the model name of a
-    request to the name to request instead, or to None if no InferenceModelRewrite applies. Its result takes precedence over the header
-    `x-llm-d-model-name-rewrite`. `rewrites` itself is None if the picker does not watch InferenceModelRewrites.
+    `rewrites`: a function that returns the present rules as a function, or None if there are no rules. The returned function maps the model
+    name of a request to the name to request instead, or to None if no InferenceModelRewrite applies. Its result takes precedence over the
+    header `x-llm-d-model-name-rewrite`. `rewrites` itself is None if the picker does not watch InferenceModelRewrites.
     `priority_of`: a function that maps the name of an InferenceObjective to its priority; None if the picker does not watch
     InferenceObjectives.
     """

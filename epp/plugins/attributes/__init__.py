@@ -4,7 +4,7 @@ An attribute is one number per endpoint. Its name is one of NAMES (the reference
 `attributeKey` of a custom metric. `epp.config.contracts` checks that an extractor of the configuration produces the attribute. If no
 extractor does, the check suggests the nearest name.
 
-For two kinds of values, `epp.candidates` has a default value, but these plugins treat them differently:
+`epp.candidates` has a default value for two kinds of values, which these plugins tell apart:
 - missing: the endpoint was never scraped, or its engine does not report the attribute; each plugin says what this means;
 - stale: the endpoint reported the attribute, but not recently. A stale value alone never drops an endpoint, and gets the score of
   the worst fresh value.

@@ -11,8 +11,8 @@ COUNT_MAX: Final = 2.0**53  # the endpoint table stores counts exactly up to thi
 ADAPTERS_MAX: Final = 1024  # running or waiting adapters that are read for one endpoint
 ADAPTER_NAME_BYTES_MAX: Final = 512
 MAX_LORA_LABEL: Final = b"max_lora"
-# vLLM's labels for how many tokens its cache holds, and in which units it matches prompts. Number and size of the blocks do not tell how
-# many if layers have caches of different kinds.
+# vLLM's labels for how many tokens its cache holds, and in which units it matches prompts. Number and size of the blocks do not say this
+# if layers have caches of different kinds.
 TOKENS_LABEL: Final = b"kv_cache_size_tokens"
 UNIT_LABEL: Final = b"prefix_match_unit"
 BLOCK_SIZE_LABEL: Final = b"block_size"

@@ -33,9 +33,8 @@ class MetricsDataSource(DataSource):
 
     If `interval_s` is None, the flag --refresh-metrics-interval sets the interval. `at_node`: whether the page is at the address of the
     endpoint's node. `pages`: the kind of the source's pages. `shows_health`: whether the source's scrapes may decide which endpoints are
-    fresh or down.
-    `replaces_default`: whether the default source is left out beside this one, unless a plugin reads values of the default source.
-    `budget`: the share of a server's time that its pages may take; None if not set.
+    fresh or down. `replaces_default`: whether the default source is left out beside this one, unless a plugin reads values of the default
+    source. `budget`: the share of a server's time that its pages may take; None if not set.
     """
 
     counts_with: ClassVar = _CERTIFICATES

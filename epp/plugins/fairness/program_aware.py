@@ -76,7 +76,7 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
     strategy: How programs are compared: by service received, or by turns.
     las_weight_service: `las`: the weight of the service that a program received.
     las_weight_head_wait: `las`: the weight of how long the first request of a flow waits.
-    las_half_life_seconds: `las`: the time after which a service has half its weight.
+    las_half_life_seconds: `las`: the time after which service has half its weight.
     turn_priority_time_weight: `turn-priority`: the weight of how long the first request of a flow waits.
     turn_priority_inactivity_seconds: `turn-priority`: after this time without requests, a program begins anew.
     eviction_ttl_seconds: How long an inactive program is remembered.

@@ -286,7 +286,7 @@ class Turns:
         return None
 
     def _first(self) -> _Account | None:
-        """Returns the first flow of the line, or None. Drops void entries, and moves flows that other workers served."""
+        """Returns the first flow of the line, or None if it is empty. Drops void entries, and moves flows that other workers served."""
         line = self._line
         while line:
             stood, number, account = line[0]

@@ -53,7 +53,7 @@ def media_tokens(messages: Sequence[Message]) -> int:
 
 
 def item_tokens(raw: Raw) -> int:
-    """Does the same for a list of items."""
+    """Does the same as `media_tokens` for a list of items."""
     return _tokens(raw) if first(raw) == BRACKET and len(memoryview(raw)) <= SEARCHED_BYTES else 0
 
 

@@ -178,7 +178,7 @@ class Bindings:
         self._sweep_s = params.eviction_sweep_seconds or 10.0
         self._lookups: Datum[dict[str, Lookup]] = Datum(f"session_found/{name}", dict)
         self.keeps: Sequence[Datum[Any]] = (self._lookups,)
-        self._local: OrderedDict[int, Binding] = OrderedDict()  # by the hash of the session's root; the least recently used first
+        self._local: OrderedDict[int, Binding] = OrderedDict()  # by `Lookup.root`; the least recently used first
         self._now = 0.0
         self._index: PrefixIndex
         self._secret = 0
