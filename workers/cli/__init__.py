@@ -119,7 +119,7 @@ class Group(click.Group):
 
 
 class Main(Group):
-    """The command `epp`. The `epp` command. It also knows the earlier names of commands."""
+    """The command `epp`. It also knows the earlier names of commands."""
 
     def main(self, *args: Any, **extra: Any) -> Any:
         try:

@@ -69,9 +69,9 @@ def command(
 
     The decision is one of a running picker. Each worker keeps its last 32 decisions; if there are several pools, the last 32 of each. Older
     decisions come from the picker's recording, which has a sample of the requests, those that failed, and the slowest. With RECEIPT, the
-    header x-llm-d-receipt of a response to a request with `x-llm-d-debug: receipt`, the picker opens the receipt with its secret, and
-    explains the decision in it. With --request and --endpoints-file, the decision is made offline by the same code. With --trace, the
-    decision is a recorded one; then --config-file says where another configuration would send the request at that moment.
+    header x-llm-d-receipt of a response to a request with `x-llm-d-debug: receipt`, the decision is the one that the receipt names; the
+    picker opens the receipt with its secret. With --request and --endpoints-file, the decision is made offline by the same code. With
+    --trace, the decision is a recorded one; then --config-file says where another configuration would send the request at that moment.
 
     Exit code 0: explained; 1: there is no such decision or no picker, or a plugin fails; 78: a file is invalid.
     """

@@ -82,7 +82,7 @@ def run_parent(instance: Instance) -> int:
 def import_parts(instance: Instance) -> None:
     """Imports modules that only some commands or some pickers need, once for all children, while forking stays safe.
 
-    A late import in a child would stop its event loop; on a busy CPU, so long that the parent takes the child as hung.
+    A late import in a child would stop its event loop, on a busy CPU for so long that the parent takes the child for a hung one.
     """
     import encodings.idna  # noqa: F401  # the codec with which host names are looked up
 

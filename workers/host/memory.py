@@ -49,7 +49,8 @@ class Leaving(enum.IntEnum):
 def share(configured: int | None, limit: int | None, workers: int) -> int:
     """Returns the bytes that one worker may use; 0 means no limit.
 
-    `configured`: the value of --worker-memory-limit in bytes, or None if not set. `limit`: the cgroup's limit in bytes, None without.
+    `configured`: the value of --worker-memory-limit in bytes, or None if not set. `limit`: the cgroup's limit in bytes, or None
+    without a limit.
     """
     if configured is not None:
         return configured

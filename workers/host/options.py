@@ -91,7 +91,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     replica_store_required: bool = True
     replica_store_prefix: str = ""  # begins all keys and channels; empty only without a store
     replica_name: str = ""  # empty: the instance's identity
-    replicas_max: int = 8  # the largest number of other replicas that are used
+    replicas_max: int = 8  # the largest number of other replicas to consider
     run_dir: str = "/dev/shm/epp"
     instance: str = "epp-9002"
     scrape_interval_s: float = SCRAPE_INTERVAL_MIN_S

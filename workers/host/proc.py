@@ -31,7 +31,7 @@ def process_use(pid: int, proc: Path = PROC) -> ProcessUse | None:
 
 
 def data_bytes(proc: Path = PROC) -> int:
-    """Returns the number of bytes of this process that its limit RLIMIT_DATA includes; 0 if unknown."""
+    """Returns how many bytes of this process are counted for its limit RLIMIT_DATA; 0 if unknown."""
     try:
         lines = (proc / "self" / "status").read_text().splitlines()
         return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmData:"))

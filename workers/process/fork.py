@@ -49,8 +49,8 @@ def threads() -> int:
 def prepare() -> None:
     """Keeps memory shared with future children, by making their garbage collectors not write to the objects that exist now.
 
-    The kernel copies each page to which a child writes (copy-on-write). It also gives back the memory that only the imports needed. Call
-    this once in the parent, after all imports.
+    The kernel copies each page to which a child writes (copy-on-write). Also gives back the memory that only the imports needed. Call this
+    once in the parent, after all imports.
     """
     memory.trim()
     gc.freeze()

@@ -146,7 +146,7 @@ class Memory:
         return next((each.name for each in self.segments.values() if each.is_truncated()), "")
 
     def unlink(self) -> None:
-        """Removes the names. Removes the names of the segments; processes that have mapped the segments keep them."""
+        """Removes the names of the segments. Processes that have mapped the segments keep them."""
         for segment in self.segments.values():
             segment.unlink()
 
@@ -219,7 +219,7 @@ class Words:
     """Words in shared memory that the parent writes and children read."""
 
     def __init__(self, configurations: int = 1) -> None:
-        """`configurations`: the number of configurations: 1 for one pool; with several pools, one per pool and one for their list."""
+        """`configurations`: the largest number of them: 1 for one pool; with several pools, one per pool and one for their list."""
         self._page = mmap.mmap(-1, CONFIGURATIONS_AT + 2 * WORD * configurations)
         self._numbers = memoryview(self._page).cast("q")
         page = memoryview(self._page)[QUERIES_OF_DEATH_AT:CONFIGURATIONS_AT]

@@ -19,7 +19,7 @@ no clock.
 - If the parent itself did not run (stopped, suspended machine, no CPU), heartbeats look too old. So after a gap between two calls of
   `decide`, the age of heartbeats is measured from the second call.
 - Halt: this rule is about ordinals that were wanted at the first start and never had a ready child. If the child of such an ordinal reports
-  that it cannot start, the picker halts at once; after failures of another kind, it halts when there were `BOOT_FAILURES_MAX`. Other
+  that it cannot start, the picker halts at once; it also halts after `BOOT_FAILURES_MAX` failures of another kind of such an ordinal. Other
   ordinals are retried without limit while any child is ready.
 """
 
@@ -96,7 +96,7 @@ class _Ordinal:
     proven: bool = False
 
     def want(self, now: float) -> None:
-        """Makes the ordinal wanted from now on. If a child is still leaving, its successor follows after its end."""
+        """Makes the ordinal wanted from now on. If its child is still leaving, a successor follows after the child's end."""
         self.wanted, self.proven = True, True
         self.retry, self.failures, self.boot_failures = now, 0, 0
 

@@ -397,7 +397,7 @@ class Rollout:
             self._kept.pop()
             self._actions.append(Restore(before.slot, slot, again, why))
             self._publish(Kept(again, slot, before.hash), text, now, answers=answers, successful=asked)
-        self._watched_until = -math.inf  # crashes are not held against a configuration that was good before
+        self._watched_until = -math.inf  # crashes do not count against a configuration that was good before
 
     def _leave(self, text: str, *, answers: bool) -> None:
         """Ends the use of the configuration in force, which has no predecessor."""

@@ -100,8 +100,8 @@ class Sources:
     def _pacing(self, source: MetricsDataSource, extractor: PageExtractor) -> Pacing:
         """Returns how often the pages of a source are read: at the configured interval, or else within a budget.
 
-        If a plugin reads values that only pages have, such as the adapters that a server has loaded, each page is also read at the
-        interval. A configured budget applies in any case.
+        If a plugin reads values that only pages have, such as the adapters that a server has loaded, the pages are read at the interval,
+        too. A configured budget applies in any case.
         """
         read = {column.name for column in self._config.pipeline.columns} & {key.name for key in extractor.produces}
         fixed = source.interval_s is not None or "refresh_metrics_interval" in self._options.given or not read <= KNOWN_BETWEEN_PAGES

@@ -74,8 +74,8 @@ class ReplicaBudgets:
         return b"".join(rows[:BUDGETS_MAX])
 
     def hear(self, name: str, life: Life, rows: bytes, now: float, *, whole: bool) -> None:
-        """Reads what another replica says. Adds the amounts by which its totals have grown. A `whole` message has all totals, so the first
-        message of a life that is used is a whole message, even if it is empty.
+        """Reads what another replica says. Adds the amounts by which its totals have grown. A `whole` message has all totals, so of each
+        life, the first message that is used is a whole message, even if it is empty.
         """
         known, totals = self._heard.pop(name, ((-1, -1), {}))
         first = known != life

@@ -47,7 +47,7 @@ USED_S = 3.2  # after a link that lasted this long, the delays begin anew
 CONNECT_S = 3.0  # including the questions to Sentinel or a cluster
 KEEP_S = 10.0  # time between two checks that the store still has the data that replicas need
 SETTLED_S = 1.0  # time after which a new replica has heard all other replicas
-UNNUMBERED = "the replica store does not count replicas: of two with one name, the earlier one may be the one that counts"
+UNNUMBERED = "the replica store does not count replicas: of two with one name, the messages of the earlier one may be used"
 AWAY = "the replica store cannot be used: this replica goes on alone"
 FOREIGN = (
     "replicas have different secrets of block hashes: they share no prefixes. Restart those that started while the store was away, "
@@ -205,8 +205,8 @@ class Exchange:
             log.info("the replica store is back")
 
     async def _number(self, link: StoreLink, *, above: int) -> None:
-        """Gets the number of this life of the replica from the store. Of two replicas with one name, the one with the higher number is
-        valid.
+        """Gets the number of this life of the replica from the store. Of two replicas with one name, only messages of the one with the
+        higher number are used.
         """
         try:
             epoch = await link.epoch(min(above + 1, EPOCH_MAX))

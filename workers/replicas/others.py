@@ -6,7 +6,8 @@ message, at most a second later.
 - A message is used if its (epoch, origin, sequence) is above that of the last message with the same name. A higher epoch begins a new life
   of the replica.
 - A replica that was silent for `FADE_S` is ignored. Its last numbers stay known for `REMEMBERED_S`, so that older messages are never used.
-- Of two replicas with one name, the one with the higher epoch is valid. The other replica finds out by `superseded`, and becomes silent.
+- Of two replicas with one name, only messages of the one with the higher epoch are used. The other replica finds out by `superseded`, and
+  becomes silent.
 - At most `most` replicas are considered, with at most `ROWS_MAX` endpoints each. This module reads at most MESSAGES_MAX messages and
   BYTES_MAX bytes per second from each sender, so that a hostile sender cannot occupy the supervisor. A replica sends at most a message per
   half tick (200 a second) and drops its backlog beyond 1 MiB.

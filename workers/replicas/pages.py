@@ -35,7 +35,7 @@ def _use_none(_slot: int, _owner: int, _page: Page) -> bool:
 
 
 class Pages:
-    """The waiting pages. `used`: how many pages of other replicas this replica has used. `foreign`: how many were unreadable."""
+    """The waiting pages. `used`: how many pages of other replicas this replica has used. `foreign`: how many it could not read."""
 
     def __init__(self, places: Places) -> None:
         self._places = places

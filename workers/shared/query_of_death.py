@@ -11,7 +11,7 @@ count in their areas how often they began to decide a watched request. A request
 listed.
 
 The table of fingerprints is bounded, in memory that the parent writes and all children inherit. The parent ignores a SIGKILL that it did
-not send, because that need not be the request's fault. A fingerprint is the XXH3 hash of the whole body, the path, and the headers that the
+not send, because the request need not be the cause. A fingerprint is the XXH3 hash of the whole body, the path, and the headers that the
 picker reads. The seed is secret, so that no client can make a request with the fingerprint of another client's request.
 
 This module does not notice a crash before the body is complete, or after the decision.

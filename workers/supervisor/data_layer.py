@@ -295,7 +295,7 @@ class ScrapeCounts:
         self._before = [area.counters[place] for place in self._places]
 
     def copy(self) -> None:
-        """Copies all counts. Copies the counts into the area; a counter never falls."""
+        """Copies all counts into the area. A counter never falls."""
         every = self._counters
         failed = sum(sum(each.poll_errors.values()) for each in every)
         taken, late, foreign = (sum(counts) for counts in zip(*((each.taken, each.late, each.foreign) for each in every), strict=True))

@@ -125,7 +125,7 @@ class Kubernetes:
             self._background.keep(self.candidacy.run(self.api))
 
     def follow_objects(self, objects: PoolsObjects) -> None:
-        """Gives `objects` the objectives and model rewrites of all InferencePools. A pool with a pod selector has none."""
+        """Gives `objects` the objectives and model rewrites of all pools that are InferencePools. A pod selector has none."""
         for namespace, changed in objects.asking.items():
             found = KubeObjects(
                 self._connected(), namespace, changed, report=self._report, outage=self._outage, expects=objects.expects(namespace)

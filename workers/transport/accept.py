@@ -3,10 +3,10 @@
 `Gate`: all workers wait on one listening socket, which the parent has created. Envoy multiplexes all requests on few connections, so random
 placement would be uneven. Therefore a worker accepts only while its load is the smallest among the workers that serve and have a fresh
 heartbeat. A worker that is stopped or shows a wrong load must not keep connections waiting. So a worker that has seen the socket readable
-for 20 ms accepts whatever its load is. In the load, each connection has at least the weight of its first limit of streams. So a burst of
-connections is spread before their first streams arrive, and a pause between short streams does not look idle. The kernel hands over
-connections in their order. So if LONG_QUEUE of them wait, as in a flood, every worker accepts several per turn of its loop: otherwise new
-connections of a gateway would wait behind the flood, or the kernel would drop them, and they would be tried again after a second.
+for 20 ms accepts whatever its load is. In the load, each connection is counted as at least the streams that its first limit allows. So a
+burst of connections is spread before their first streams arrive, and a pause between short streams does not look idle. The kernel hands
+over connections in their order. So if LONG_QUEUE of them wait, as in a flood, every worker accepts several per turn of its loop: otherwise
+new connections of a gateway would wait behind the flood, or the kernel would drop them, and they would be tried again after a second.
 
 `FullConnections`: a low limit of streams makes Envoy open more connections, but a client that keeps a single connection waits for a place.
 When a connection has been full for 20 ms and no worker has accepted a new one meanwhile, its limit doubles, unless its client has a pool of

@@ -47,7 +47,7 @@ class Limits:
     stream_output: int = 64 * MIB
     connection_held: int = 256 * MIB  # queued output, unfinished messages and bytes that handlers keep, together
     # A peer that leaves more than `hoard` bytes of answers unread (the largest body) must read `hoard_read` bytes in time. A peer that has
-    # read fewer so far has `hoard_seconds` for it. Any other peer gets `hoard_busy_seconds`, because an Envoy that was busy with large
+    # read fewer so far has `hoard_seconds` for it. Any other peer has `hoard_busy_seconds`, because an Envoy that was busy with large
     # bodies read no byte for a second.
     hoard: int = 32 * MIB
     hoard_read: int = MIB

@@ -279,7 +279,7 @@ class Server:
         return sum(len(p.connection.streams) for p in self._protocols)
 
     def load(self) -> int:
-        """Returns the load that `Gate` compares. A connection has at least the weight of its first limit of streams."""
+        """Returns the load that `Gate` compares. A connection is counted as at least the streams that its first limit allows."""
         first = self.limits.streams_first
         open_ = sum(max(len(p.connection.streams), first) for p in self._protocols)
         return open_ + first * len(self._handshakes)

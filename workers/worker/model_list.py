@@ -28,7 +28,7 @@ CONFIGURATIONS_MAX: Final = 1024  # the number of configurations with kept tenan
 
 
 class ModelList:
-    """Makes the answers. Makes the lists, and keeps them until pools, configurations or models change."""
+    """Makes the answers, and keeps them until pools, configurations or models change."""
 
     def __init__(self, view: ServedView, seed: int) -> None:
         """`seed`: the seed of prefix hashes (`Credentials.prefix_seed`)."""

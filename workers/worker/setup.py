@@ -95,8 +95,8 @@ class WorkerParts:
     ) -> None:
         """`index`: the worker's number, from 0. `area`: its area. `before`: the parts of the previous configuration.
 
-        `kept`: the kept objects of the worker; None takes them from `before`, or creates them. `beside`: whether this is a candidate that
-        is used beside `before`. If so, its requests use the flow control of `before` until `promote` is called.
+        `kept`: the kept objects of the worker; if None, takes them from `before`, or creates them. `beside`: whether this is a candidate
+        that is used beside `before`. If so, its requests use the flow control of `before` until `promote` is called.
         """
         self.instance = instance
         self._index, self._area = index, area

@@ -50,8 +50,8 @@ class TlsNames(NamedTuple):
 
 
 def gateway_findings(config: Json, peer: Peer) -> list[Finding]:
-    """Returns the findings about the filters that call the picker: the filters whose cluster has one of the picker's ports, or all filters
-    if no cluster has such a port.
+    """Returns the findings about the filters that call the picker: the filters with a cluster that has one of the picker's ports, or all
+    filters if no cluster has such a port.
     """
     every = list(_filters(config))
     filters = [each for each in every if _reaches(config, each, peer.ports)] or every

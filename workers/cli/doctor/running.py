@@ -85,7 +85,7 @@ def pools_of(state: State) -> list[str]:
 
 
 def ext_proc_ports(picker: Running) -> list[int]:
-    """Returns the picker's ext_proc ports, including the ports of pools. Returns nothing if they are not known."""
+    """Returns the picker's ext_proc ports, including the ports of pools. Returns an empty list if they are not known."""
     ports = picker.seen.ports if picker.seen is not None else {}
     known = [port for name, port in ports.items() if name == "grpc" or name.startswith(OF_POOL)]
     opened = {pool["port"] for pool in picker.state.get("pools", {}).values() if "port" in pool}

@@ -78,14 +78,14 @@ class Connection:
         return self._answer.started
 
     def get(self, request: bytes) -> None:
-        """Sends a request. Sends a GET; the answer to the previous one must have arrived."""
+        """Sends a request. The answer to the previous one must have arrived."""
         assert self._transport is not None
         self._answer.reset()
         self._waiting = True
         self._transport.write(request)
 
     def close(self) -> None:
-        """Closes the connection. Closes the connection; its caller gets no more calls."""
+        """Closes the connection. Its caller gets no more calls."""
         self._caller = None
         if self._transport is not None:
             self._transport.abort()
@@ -157,7 +157,7 @@ class Attempt(Protocol):
     """An attempt to open a connection."""
 
     def cancel(self) -> None:
-        """Cancels the attempt. Cancels the attempt; its caller gets no more calls."""
+        """Cancels the attempt. Its caller gets no more calls."""
 
 
 class Dialer:

@@ -8,7 +8,7 @@ finds each endpoint again by its identity. No failure here ends the picker: it b
 why.
 
 The folder of a pool outlasts the pool, so a pool that comes back continues with its model. At its start, the picker keeps the folders of
-its pools and the GONE_MAX most recently written other folders, and removes the rest. Files of other programs stay.
+its pools and the GONE_MAX most recently written other folders, and removes the rest. Files that the picker did not write stay.
 """
 
 import contextlib

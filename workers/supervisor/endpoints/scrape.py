@@ -171,7 +171,7 @@ class Scraper:
             self.remove(target)
 
     def add(self, tag: object, slot: int, address: Address, reader: Reader, server: str = "", own: Address | None = None) -> Target:
-        """Adds an endpoint. Adds an endpoint, whose first scrape begins within a few ticks.
+        """Adds an endpoint. Its first scrape begins within a few ticks.
 
         `address`: the address of its page. `server`: the name in its certificate; "" means the address. `own`: its own address; None means
         the address of the page.

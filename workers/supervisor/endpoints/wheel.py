@@ -76,7 +76,7 @@ class Target:
         return self.began >= 0.0 or self.pace.waits(now)
 
     def read(self, page: bytes, now: float, spent: Callable[[], float]) -> Extracted:
-        """Parses a page. Notes that the page was read. After a slow page, the next scrape comes later. Raises ExtractError.
+        """Parses a page. After a slow page, the next scrape comes later. Raises ExtractError.
 
         `spent` returns the CPU time of the thread in seconds.
         """

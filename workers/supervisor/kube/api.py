@@ -163,7 +163,7 @@ class Api:
         try:
             yield b""
             loop = asyncio.get_running_loop()
-            event_at = loop.time()  # when the last complete event arrived; parts of events are not included
+            event_at = loop.time()  # when the last complete event arrived; a part of an event does not change it
             while True:
                 async with asyncio.timeout_at(event_at + idle_s):
                     chunk = await response.content.readany()

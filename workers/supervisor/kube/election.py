@@ -190,7 +190,7 @@ class Election:
         return self._changed_at + (min(lease.promised_s, self.times.lease_s_max) or self.times.lease_s)
 
     def _vanished(self) -> Lease:
-        """Returns the lease for a record that has vanished. The lease keeps its holder, who has not given it back."""
+        """Returns the lease for a record that has vanished. The lease keeps its holder, because the holder has not given it back."""
         seen = self._seen
         if seen is None or not seen.holder:
             return Lease()

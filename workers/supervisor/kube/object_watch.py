@@ -3,8 +3,8 @@
     four Reflectors (two kinds, two groups) ─▶ objects of each pool ─ by_name ─▶ Found ─ changed ─▶ ObjectsWatch of the pool
 
 - An object has the same meaning as in a file (`object_kinds`): the same code reads it, as a tree of nodes.
-- For a pool, only those objects are used whose `poolRef` equals the name and group of the pool. Objects of other pools are ignored without
-  a report.
+- For a pool, only objects with a `poolRef` that equals name and group of the pool are used. Objects of other pools are ignored without a
+  report.
 - A bad object is reported once, by the reflector that decodes it, and its last good state stays. An object that is being deleted is treated
   as gone.
 - A kind that is not installed has no objects; if it is installed later, it is followed. If both groups have an object of one name, the

@@ -1,4 +1,4 @@
-"""One event stream: decides which messages are applied, when missed ones are asked for, and whether the endpoint's entries are valid.
+"""One event stream: decides which messages are applied, when missed ones are asked for, and whether the endpoint's entries are used.
 
     connecting ─▶ replaying ─▶ whole ─▶ gap, restart or loss ─▶ replaying …
                       └─ no answer ─▶ cooling down ─▶ believed from the live messages on
@@ -9,7 +9,7 @@
   of that message tells whether the publisher is still the same.
 - The messages in a replay are accepted even if the first ones are missing, because a publisher drops old messages from its buffer. Then the
   endpoint's entries come only from the remaining messages.
-- An endpoint is *believed* while its entries are valid. If lost messages are not replayed, it is believed again COOL_DOWN_S after the loss,
+- An endpoint is *believed* while its entries are used. If lost messages are not replayed, it is believed again COOL_DOWN_S after the loss,
   from the live messages alone.
 
 This is pure code: it reads no clock and opens nothing. `Sink` applies messages and asks for replays. Every list is bounded.

@@ -1,8 +1,8 @@
 """ZeroMQ sockets for one event stream: the subscription, its monitor, and the socket that asks for missed messages.
 
-A subscription pings its publisher, and the kernel ends a connection on which a ping is not acknowledged. So a connection that is cut
-silently is known to be lost in less than a second. ZeroMQ itself must not wait for answers to its pings (HEARTBEAT_TIMEOUT is 0). It reads
-no answers while a socket is full. With a time-out, it would then drop the connection of a healthy publisher, and abort the process when the
+A subscription pings its publisher, and the kernel ends a connection on which a ping is not acknowledged. So the loss of a connection that
+is cut silently is noticed in less than a second. ZeroMQ itself must not wait for answers to its pings (HEARTBEAT_TIMEOUT is 0). It reads no
+answers while a socket is full. With a time-out, it would then drop the connection of a healthy publisher, and abort the process when the
 socket is read again (https://github.com/zeromq/libzmq/issues/3937).
 
 A message above FRAME_BYTES_MAX ends the connection. ZeroMQ takes the sender for a peer that breaks the protocol, and never connects to this

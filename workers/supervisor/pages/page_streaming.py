@@ -142,7 +142,7 @@ class RoundRobinSender:
         self._admit()
 
     def close(self) -> None:
-        """Removes all deliveries. Stops sending; the caller closes the connections."""
+        """Removes all deliveries. The caller closes their connections."""
         self._waiting.clear()
         self._ready.clear()
         self._under_way.clear()

@@ -66,7 +66,7 @@ class TenantUse:
         return PageAnswer(msgspec.json.encode({"known_s": known_s, "tenants": self.tenants()}) + b"\n", JSON)
 
     def _new(self, now: Used) -> Used:
-        """Returns the use since the last bucket. A tenant whose series was given away begins anew."""
+        """Returns the use since the last bucket. A tenant with a series that was given away begins anew."""
         found = {}
         for tenant, figures in now.items():
             before = self._last.get(tenant, NOTHING)

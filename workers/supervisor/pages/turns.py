@@ -240,7 +240,7 @@ class Listener:
         self._loop.add_reader(self._listening.fileno(), self._readable)
 
     def close(self) -> None:
-        """Accepts no more. Stops accepting; the socket stays open for the caller."""
+        """Accepts no more. The socket stays open for the caller."""
         if self._timer is not None:
             self._timer.cancel()
         else:

@@ -2,8 +2,8 @@
 
     enter ─▶ Charge: the prompt, estimated ─▶ came: tokens of a streamed answer, at heartbeats ─▶ answered: as reported ─▶ end
 
-The counts of all workers and replicas are in shared memory (`shm.budgets`). A worker reads the counts of the other workers at most every
-LOOK_S, so that a flood of one tenant costs little.
+The counts of all workers and replicas are in shared memory (`shm.budgets`). A worker reads the counts of the other workers and replicas at
+most every LOOK_S, so that a flood of one tenant costs little.
 
 - The tokens of a prompt are estimated as the bytes of its body, times the tenant's average of tokens per byte. When the server reports
   tokens, the difference is corrected.
@@ -44,7 +44,7 @@ class TenantAccount:
         self._looked_at = NEVER
         self._other_tokens = self._other_requests = 0.0  # what other workers and replicas have used
         self._other_in_flight = 0
-        self._full_tokens = self._full_requests = NEVER  # the times at which they expect the buckets to be full
+        self._full_tokens = self._full_requests = NEVER  # the times at which these others expect the buckets to be full
         self._lapsed_tokens = self._lapsed_requests = NEVER
         self.budget = budget
         self.per_byte = per_byte  # counted tokens per byte of a prompt
