@@ -14,7 +14,7 @@ NO_QUEUE = 0.5
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """Which queue is long.
+    """When a queue is long.
 
     threshold: The queue length that scores 0; 0 or less means the default.
     """
