@@ -1,7 +1,7 @@
 """Shows the demo while it runs: a table every second on a terminal, otherwise a plain line every few seconds.
 
 The figures of servers come from their page `/sim/stats`, the streams of workers and the cache predictions from the picker's metrics
-page, and CPU times from /proc. If a page cannot be read, its last figures are shown further.
+page, and CPU times from /proc. If a page cannot be read, its last figures stay.
 """
 
 import re

@@ -23,9 +23,8 @@ class Figures(msgspec.Struct, frozen=True):
     """The figures of one run. Times are in seconds: `ttft_*` to the first token, `latency_*` to the end, `wait_*` in queues of the picker.
 
     `hit_rate`: cached tokens over prompt tokens, 0 to 1. `errors`: requests without an answer; `refused`: those of them that the picker
-    refused.
-    `load`: the requests of the busiest endpoint, divided by the mean over the endpoints. `moved`: the share of the requests that go to
-    another endpoint than in the replay of the recorded configuration.
+    refused. `load`: the requests of the busiest endpoint, divided by the mean over the endpoints. `moved`: the share of the requests that
+    go to another endpoint than in the replay of the recorded configuration.
     """
 
     requests: int
@@ -88,8 +87,8 @@ def checked(name: str) -> str:
 
 
 def figures(run: Run, base: Ints, endpoints: int, counted: slice | np.ndarray = slice(None)) -> Figures:
-    """Computes the figures of the requests in `counted`. `base`: for each request, the endpoint to compare with
-    the chosen one. Raises NoAnswer.
+    """Computes the figures of the requests in `counted`. `base`: for each request, the endpoint to compare with the chosen one. Raises
+    NoAnswer.
     """
     target, first = run.target[counted], run.first_s[counted]
     answered = (target >= 0) & ~np.isnan(first)

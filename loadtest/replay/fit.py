@@ -273,7 +273,7 @@ def _guess(form: Form, window: Sequence[Asked], slots: int, cache: int) -> Speed
 
 
 def _seconds_per_token(asked: Asked) -> float:
-    """Returns the seconds per output token of an answer with at least two. If the answer is not streamed, it includes its prompt."""
+    """Returns the seconds per output token of an answer with at least two. If it is not streamed, they include its prompt."""
     tokens = asked.output or 0
     return (asked.lasted_s - asked.first_s) / (tokens - 1) if asked.streaming else asked.lasted_s / tokens
 

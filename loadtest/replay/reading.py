@@ -26,10 +26,9 @@ class Asked(msgspec.Struct, frozen=True, gc=False):
     """One recorded request. Times are in seconds: `at` is on the monotonic clock of the recording, and the other times begin at `at`.
 
     `prompt_tokens`: tokens of the prompt as the picker counted them; `prompt`: as the server counted them, or else the same. `output`:
-    tokens of the answer, reported or estimated (`workers.shared.recording.lengths`); None if unknown.
-    `facts`: a keyed hash for each header that plugins read; 0 if the request had no such header. `target`: the index of the endpoint that
-    served the request; -1 if none did.
-    `first_s`, `lasted_s`: NaN if there was no answer. `cached`: the cached tokens that the server reported; None if it reported none.
+    tokens of the answer, reported or estimated (`workers.shared.recording.lengths`); None if unknown. `facts`: a keyed hash for each header
+    that plugins read; 0 if the request had no such header. `target`: the index of the endpoint that served the request; -1 if none did.
+    `first_s`, `lasted_s`: NaN if there was no answer. `cached`: the cached tokens that the server reported; None if it did not report them.
     `expected`: tokens that the picker expected to be cached at the target. `answered`: whether the recording has a server's whole answer.
     `held`: the endpoints that were predicted to hold leading blocks of the prompt, and how many blocks; empty for requests after the first
     WARM_S.

@@ -48,8 +48,7 @@ class Run(msgspec.Struct, frozen=True):
     """What became of each request. Arrays of shape (requests,): `target`: the index of the request's endpoint, REFUSED or FAILED.
 
     `at`: virtual seconds. `waited_s`: the time in queues; `first_s`, `lasted_s`: the times from its arrival to the first token and to the
-    end, NaN if there is none.
-    `prompt`, `cached`: tokens; `output`: tokens of the answer. `refused`: cause -> number of requests.
+    end, NaN if there is none. `prompt`, `cached`: tokens; `output`: tokens of the answer. `refused`: cause -> number of requests.
     """
 
     target: Ints

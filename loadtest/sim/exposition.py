@@ -5,9 +5,9 @@ A histogram is rendered again only if it has changed. So a scrape of an idle ser
 than joining the parts. Details are as prometheus_client writes them: all values are floats, labels
 are sorted by name, and counters and histograms have a `_created` metric beside them.
 
-As in vLLM, `vllm:lora_requests_info` has one series for each set of adapters with running or waiting requests that any scrape has found,
-and shows the set as both. The value of a series is the time of the last such scrape. Only the LORA_SERIES_MAX series with the latest times
-stay.
+As in vLLM, `vllm:lora_requests_info` has one series for each set of adapters with running or
+waiting requests that any scrape has found, and shows the set as both. The value of a series is the
+time of the last such scrape. Only the LORA_SERIES_MAX series with the latest times stay.
 """
 
 from __future__ import annotations

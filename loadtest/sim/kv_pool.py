@@ -1,16 +1,17 @@
 """Simulates the KV cache of one server: a fixed number of blocks with LRU prefix caching.
 
 A prompt is cut into blocks. The hash of a block includes its predecessor's hash, so equal hashes mean
-equal prefixes. Running requests use blocks; a block that several requests share is counted once. When the last user of a hashed block ends,
-the block becomes *idle*: a later prompt may hit it. A request that needs room evicts idle blocks, the longest idle first. Within one prompt
-the last block becomes idle first, so that a prompt's blocks are evicted from its end.
+equal prefixes. Running requests use blocks; a block that several requests share is counted once. When the
+last user of a hashed block ends, the block becomes *idle*: a later prompt may hit it. A request that
+needs room evicts idle blocks, the longest idle first. Within one prompt the last block becomes idle
+first, so that a prompt's blocks are evicted from its end.
 
 Only the engine that owns the cache writes it. Invariant: in use + idle <= total. Blocks written
 while decoding belong to one request and are not kept for reuse.
 
 The *CPU tier*, if there is one, keeps evicted blocks. If it is full, it drops the block that was
-evicted or used longest ago. If it has the blocks that follow a prompt's hits, these blocks are hits, too, and have to be loaded. `log`
-lists the changes of both tiers.
+evicted or used longest ago. If it has the blocks that follow a prompt's hits, these blocks are hits, too,
+and have to be loaded. `log` lists the changes of both tiers.
 """
 
 from __future__ import annotations

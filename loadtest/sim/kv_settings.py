@@ -1,4 +1,4 @@
-"""Settings of simulated servers that publish KV events. It does not import ZeroMQ, so that servers without events do not need it."""
+"""Settings of simulated servers that publish KV events. The module does not import ZeroMQ, so servers without events do not need it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,8 +14,7 @@ class EventSettings:
 
     A `port` or `replay_port` of 0 means that there is no such port. `connect`: an address to connect to, instead of listening on `port` +
     n. `dialects`: one dialect for all servers, or one per server. `first`: the number of the first message. `kept`: how many messages are
-    kept for replays.
-    `replay_topics`: whether replays repeat the topic.
+    kept for replays. `replay_topics`: whether replays repeat the topic.
     """
 
     port: int = 0

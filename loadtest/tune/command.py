@@ -82,8 +82,8 @@ def command(
 ) -> None:
     """Find better weights and parameters for recorded traffic. TRACE: a file or a folder of `epp record`, or a public trace.
 
-    It tries values on the first 60 % of the recording, and confirms the best ones on the rest. Prints the change as a patch, with the
-    expected gain, or says that nothing is better. Ctrl-C ends the search; the best result so far is confirmed.
+    Tries values on the first 60 % of the recording, and confirms the best ones on the rest. Prints the change as a patch, with the expected
+    gain, or says that nothing is better. Ctrl-C ends the search; the best result so far is confirmed.
 
     Exit code 0: also if nothing is better; 1: the recording cannot be used; 2: an option is wrong; 78: the configuration is wrong.
     """
