@@ -192,8 +192,8 @@ def careful(
 
 
 def cheapest(costs: Floats, load: NDArray[Any], near: float, least: float, part: float) -> Floats:
-    """Returns (1 - part) * lowest cost / cost. Costs up to lowest + max(least, near * lowest) are treated as equal: they score 1 - part *
-    load / (1 + highest load). With `part` 0, costs are compared as they are. A NaN is not compared with.
+    """Returns (1 - part) * lowest cost / cost. Costs up to lowest + max(least, near * lowest) are treated as equal: they score
+    1 - part * load / (1 + highest load). With `part` 0, costs are compared as they are. A cost that is NaN is never the lowest.
     """
     if len(costs) != len(load):
         raise ValueError("cheapest: the arrays differ in length")
