@@ -5,8 +5,8 @@ c_{-1} = the root. So c_i stands for blocks 0..i: a hit on c_i proves all blocks
 c_i = P^(i+1) * (root + sum over j <= i of h_j * P^-(j+1)), which NumPy computes in one pass for many `links`. Both ways give
 the same numbers. The last block may be shorter than the others.
 
-The bit `WIDE` of a hash says how many blocks the hash stands for. It is set from block DENSE_BLOCKS on, where the index keeps only every
-STRIDE-th hash (`landmarks`). Code that counts the blocks of an endpoint counts such a hash as STRIDE blocks.
+The hashes from block DENSE_BLOCKS on have the bit `WIDE`. Of these, the index keeps only every STRIDE-th (`landmarks`). Code that counts
+the blocks of an endpoint counts each such hash as STRIDE blocks.
 
 In token ids, all placeholders of a medium have the same id, whatever the medium shows. `with_media` replaces them by words of the
 medium's hash.
@@ -91,7 +91,7 @@ def reference_hashes(prompt: bytes, block_bytes: int, start: int, secret: int) -
 
 
 def links(blocks: list[bytes], start: int, secret: int) -> Hashes:
-    """Returns the chain over these blocks: uint64, one hash per block. No bit of these hashes has the meaning of `WIDE`.
+    """Returns the chain over these blocks: uint64, one hash per block. In these hashes, the bit `WIDE` has no meaning.
 
     `start`: the root, or the hash of the block before the first. A chain that is continued from one of its hashes is the same as a chain
     that is computed at once.

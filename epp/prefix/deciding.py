@@ -1,4 +1,6 @@
-"""Finds the prefix producer that decides where requests go, for plugins that count cached tokens. This runs only at the start."""
+"""Finds the producer of the prefix matches that decide where requests go, for plugins that count cached tokens. This runs only at the
+start.
+"""
 
 from collections.abc import Sequence
 
@@ -26,9 +28,10 @@ class FollowsDecisions(FollowsMatches):
 
 
 def deciding_producer(plugins: Sequence[Plugin]) -> str:
-    """Returns the name of the producer whose matches decide where requests go.
+    """Returns the name of the producer of the matches that decide where requests go.
 
-    This is the producer that the first scorer or filter with matches reads; without such a plugin, the only producer; else APPROXIMATE.
+    These are the matches that the first scorer or filter reads; a `FollowsDecisions` does not count. If no scorer or filter reads matches,
+    returns the name of the only producer, or APPROXIMATE if there is none or several.
     """
     for plugin in plugins:
         if not isinstance(plugin, Scorer | Filter) or isinstance(plugin, FollowsDecisions):

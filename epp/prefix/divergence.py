@@ -1,15 +1,15 @@
 """Detects that predicted and reported cached tokens differ for a long time, and names the likely cause. This is pure code: sums in,
 warnings out.
 
-Time is divided into slices of SLICE_S. An endpoint diverges if in each of the last SLICES slices, over at least CHECKED_MIN requests, the
-predicted and the reported share of its prompt tokens differ by more than APART in the same direction. Endpoints with fewer requests are
-judged together, like one endpoint.
+Time is divided into slices of SLICE_S. An endpoint diverges if, in each of the last SLICES slices, the predicted and the reported share of
+its prompt tokens differ by more than APART in the same direction, and these slices together have at least CHECKED_MIN requests. Endpoints
+with fewer requests are judged together, like one endpoint.
 
-A server may omit a figure of 0, or not report at all. So an endpoint that has never reported cached tokens diverges if each slice has at
-least CHECKED_MIN requests with a predicted hit of more than APART of the prompt.
+A server may omit a figure of 0, or not report at all. So an endpoint that has never reported cached tokens diverges if each slice has
+requests with a predicted hit of more than APART of the prompt, and all slices together have at least CHECKED_MIN such requests.
 
-The likely cause follows from other figures: KV cache usage, how steady the ratio is, evictions of the picker's index. All endpoints
-with the same cause share one warning. A cause is reported at most once in SAY_AGAIN_S.
+The likely cause follows from other figures: KV cache usage, how steady the ratio of reported to predicted tokens is, evictions of the
+picker's index. All endpoints with the same cause share one warning. A cause is reported at most once in SAY_AGAIN_S.
 
 At most SLICES slices are kept, each with the endpoints that had requests in it.
 """
@@ -61,7 +61,7 @@ class Cause(Enum):
 
 
 class Sums(NamedTuple):
-    """Adds up the requests whose prediction was compared with a report: their number, and their tokens.
+    """Adds up the requests with a prediction that was compared with a report: their number, and their tokens.
 
     `prompt`: all prompt tokens. `predicted`, `reported`: tokens predicted and reported as cached. `missed`: number of other requests, which
     had a predicted hit at servers that have never reported cached tokens.
@@ -149,7 +149,7 @@ class Subject(NamedTuple):
 class Watch:
     """Watches predictions and reports. Call `saw` every few seconds. When it returns True, the slice is over: call `close`.
 
-    A `Key` holds the values of an endpoint's metric labels, its name first.
+    A `Key` holds the values of an endpoint's metric labels, the endpoint's name first.
     """
 
     def __init__(self) -> None:

@@ -76,7 +76,7 @@ def request_extras(features: Sequence[Feature], cache_salt: str, block_tokens: i
     Each medium is an extra key of the blocks that its placeholder overlaps; the salt is an extra key of block 0.
 
     Clients send offsets and lengths, so these may be any numbers. To bound the work, only the first MEDIA_MAX media are used. The function
-    also stops when the media overlap more blocks in total than media can that do not overlap each other.
+    also stops when the media overlap more blocks in total than is possible for media that do not overlap each other.
     """
     if not features and not cache_salt:
         return NO_EXTRAS
@@ -104,7 +104,7 @@ def _extra_bytes(names: Sequence[str]) -> bytes:
 
 @lru_cache(NAMES_CACHED)
 def _name_bytes(name: str) -> bytes:
-    """Encodes a name. If a name is long, its hash replaces it, after a byte that no name contains.
+    """Encodes a name. A long name becomes a byte that no name contains, and a hash.
 
     The encoding must be short, because one name may be a key of every block of a prompt.
     """

@@ -105,7 +105,7 @@ _UNREADABLE: Final = (msgspec.MsgspecError, ValueError, RecursionError, TypeErro
 
 
 def sequence_of(frame: bytes) -> int | None:
-    """Returns the number of a message; None if the frame has no number that a publisher can have reached."""
+    """Returns the sequence number that a frame has; None if the frame has another length, or a number that no publisher can reach."""
     number = int.from_bytes(frame, "big")
     return number if len(frame) == SEQUENCE_BYTES and number <= SEQUENCE_MAX else None
 

@@ -51,8 +51,8 @@ def assign_tiers(plugins: Iterable[Plugin]) -> None:
 
 
 class Prefill(NamedTuple):
-    """Says that an endpoint computes leading blocks of a prompt. `owner`: its owner id. `blocks`: how many blocks of the prompt it will
-    hold then.
+    """Says that an endpoint computes leading blocks of a prompt. `owner`: the endpoint's owner id. `blocks`: how many leading blocks of the
+    prompt the endpoint will hold after that.
 
     `since`: when the prompt was sent to the endpoint, in monotonic seconds. `tokens`: how many tokens the endpoint computes.
     """
@@ -66,7 +66,7 @@ class Prefill(NamedTuple):
 class PrefixMatch:
     """Says how much of a prompt each endpoint has in its prefix cache. Arrays: float64 of the snapshot's shape (endpoints,).
 
-    `hashes`: the chain of block hashes of the prompt; `total`: its length in blocks; `block_tokens`: tokens per block. `tokens`: tokens of
+    `hashes`: the chain of block hashes of the prompt; `total`: how many hashes; `block_tokens`: tokens per block. `tokens`: tokens of
     the prompt as the picker counts them; without a count, `total` * `block_tokens`. `prompts`: how many prompts the request has. The
     hashes of several prompts follow each other; the numbers of several prompts are added up.
     `blocks`: how many leading blocks of the prompt each endpoint holds, or computes now; None if no endpoint holds a block.
@@ -137,7 +137,7 @@ class PrefixMatch:
         return self._most
 
     def reported(self, row: int, prompt: int) -> int:
-        """Returns the prediction for the endpoint in a row, in the model server's tokens, if the server counted `prompt` tokens."""
+        """Returns how many cached tokens the server in a row should report, if the server counted `prompt` tokens in the whole prompt."""
         if self.blocks is None or self._servers is None:
             return 0
         held = int(self.blocks.item(row) * self.block_tokens if self._held is None else self._held.item(row))
@@ -145,7 +145,9 @@ class PrefixMatch:
         return whole(scaled, prompt, self._servers.sizes.item(row))
 
     def add(self, other: "PrefixMatch", whole: Mask) -> None:
-        """For endpoints that are not `whole`, takes the longer match: this one, or `other` of the same request, in blocks of this one."""
+        """Takes the longer match for each endpoint that is not `whole`: this one, or `other` of the same request, converted to blocks of
+        this one's size.
+        """
         blocks = other.blocks
         if blocks is None:
             return
@@ -202,7 +204,7 @@ def only_producer(plugins: Iterable[Plugin]) -> Plugin | None:
 
 
 def read_producer(plugins: Iterable[Plugin], named: str = "") -> str:
-    """Returns the name of the producer whose matches a plugin reads: `named` if given, else APPROXIMATE, as in the reference picker.
+    """Returns the name of the producer of the matches that a plugin reads: `named` if given, else APPROXIMATE, as in the reference picker.
 
     If nothing is `named` and the only listed producer is of another type, such as a precise one, returns that producer's name. A listed
     approximate producer with a name of its own is ignored here: a configuration may have one producer per tier of the cache, and only the

@@ -46,12 +46,12 @@ def of_ranks(ranks: float) -> str:
 class StreamRecord(msgspec.Struct, array_like=True, frozen=True):
     """Describes the event stream of one endpoint.
 
-    `slot`, `generation`, `endpoint` (its owner id in the approximate index): these three identify the endpoint. `address`: `host:port`.
+    `slot`, `generation`, `endpoint` (the owner id in the approximate index): these three identify the endpoint. `address`: `host:port`.
     `followed`: whether the endpoint is followed; `why`: why it is not. `since`: when `followed` changed last, in monotonic seconds.
     `remark`: why matches with the endpoint may be wrong although it is followed; "" without such a reason.
     `block_tokens`: tokens per block; 0 until an event gives the number. `tiers`: the tiers that the endpoint may use, in order.
     `speculative`: the owner id of blocks that the endpoint will hold soon. `links`: the endpoint's owner id in the table of links. `group`:
-    the group of KV caches whose blocks are used; None if the engine has no groups.
+    the group of KV caches from which blocks are used; None if the engine has no groups.
     """
 
     slot: int

@@ -1,4 +1,4 @@
-"""Updates from a worker to the writer of the prefix index: frames of at most 4,096 bytes, each complete in itself.
+"""Encodes updates from a worker to the writer of the prefix index, as frames of at most 4,096 bytes, each complete in itself.
 
     frame    | checksum u32 | version u8 | kind u8 | records u16 |                          8 bytes
     records  | owner u16 | hashes u16 | ...                                                 4 bytes each
@@ -56,7 +56,7 @@ def single(owner: int, hashes: bytes) -> bytes:
 
 
 def frames(kind: int, updates: Iterable[tuple[int, bytes]]) -> Iterator[bytes]:
-    """Packs updates, (owner, bytes of its hashes), in order into the smallest number of frames that hold them."""
+    """Packs updates in order into as few frames as possible. `updates`: (owner id, hashes as bytes)."""
     records: list[int] = []
     parts: list[bytes] = []
     room = FRAME_BYTES_MAX - HEADER.size
