@@ -9,16 +9,16 @@ from epp.learning.model import Floats
 
 POINT_TOKENS: Final = 1024.0  # in `careful_costs`, a point costs as much as this many tokens to prefill
 POINTS: Final = 2.001  # keeps costs above 0 if no request waits and the whole prompt is cached
-NEAR_MAX: Final = 0.1  # candidates are equal if their costs differ by less than this part
-NEAR: Final = 1.0  # the same, as a part of the model's own error
-NEAR_S: Final = 0.005  # candidates are also equal if their costs differ by less than this many seconds
+NEAR_MAX: Final = 0.1  # a cost counts as equal to the lowest if it is higher by at most this part
+NEAR: Final = 1.0  # the same part, as a multiple of the model's error; the smaller one of both counts
+NEAR_S: Final = 0.005  # a cost also counts as equal if it is higher by at most this many seconds
 LOAD_PART: Final = 0.001  # how much the load of equal candidates may take from their scores
 
 
 def careful_costs(prompt: float, outlook: Floats, waiting: tuple[Floats, Floats, Floats], running: Floats, kv_usage: Floats) -> Floats:
     """Returns costs without a model, in tokens: tokens to compute, tokens ahead, and POINT_TOKENS for each point that an endpoint lacks.
 
-    An endpoint gets a point each for the shortest queue, the fewest running requests, a free KV cache, and a cached prompt.
+    An endpoint gets up to one point each for the shortest queue, the fewest running requests, a free KV cache, and a cached prompt.
     `prompt`: all tokens of the prompt.
     `outlook`: from `LatencyModel.outlook`; its predictions are not used. `waiting`: the terms of the queue (`Candidates.waiting_terms`).
     `running`, `kv_usage`: the candidates' values of these columns. The costs rank endpoints as the weights of

@@ -21,7 +21,7 @@ WORSE: Final = "its predictions are worse than the pool's mean time"
 class LearnedCosts:
     """Holds predictions and costs. Arrays: float64, shape (endpoints,), infinite for endpoints that were no candidates.
 
-    `costs`: what a choice minimises; in seconds, or without a unit if the model is not used. `why_not`: FEW or WORSE says why the model is
+    `costs`: what a choice minimises; in seconds, or in tokens if the model is not used. `why_not`: FEW or WORSE says why the model is
     not used; "" if it is used. `model`: the model at the decision. `outlook`: from `LatencyModel.outlook` for `candidates`. `waiting`: the
     candidates that `add_waits` returned. `sent`: what the producer keeps from the decision to the end of the request.
     """

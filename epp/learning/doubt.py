@@ -1,14 +1,14 @@
-"""Says when predictions have been poor for so long that somebody should know, and what the likely cause is. Pure code."""
+"""Says when predictions have been poor for so long that somebody should know, and what the likely cause is."""
 
 from typing import Final
 
 from epp.learning.model import LatencyModel
 
-POOR: Final = 0.5  # predictions are poor if `LatencyModel.error` reaches this
+POOR: Final = 0.5  # predictions are poor if `LatencyModel.error` is above this
 LONG_S: Final = 300.0
 ENOUGH: Final = 200  # observations before predictions can be called poor
-ONE: Final = 1.5  # an endpoint whose error is so many times that of the model stands out
-FOREIGN: Final = 1.5  # servers that run so many times what the picker sent there have other clients
+ONE: Final = 1.5  # an endpoint stands out if its error is more than so many times that of the model
+FOREIGN: Final = 1.5  # servers have other clients if they run more than so many times the picker's requests in flight
 
 
 class Doubt:

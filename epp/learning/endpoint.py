@@ -10,12 +10,12 @@ ERROR_BOUNDS: Final[tuple[float, ...]] = buckets.RELATIVE_ERROR
 
 
 class EndpointModel:
-    """Holds what is known of one endpoint: (slot, generation).
+    """Holds what is known of one endpoint, which `slot` and `generation` identify.
 
-    `speed`, `token_speed`: how many times slower the endpoint is than the pool's mean, before both are centred. `learned_at`: the time of
-    the last first token. `drift_at`: the pool's drift at that time. `error`: the mean relative error of the endpoint's last predictions.
-    `batch`: the largest batch. `full`: scrapes with waiting requests at that batch size. `errors`: number of observations for each range of
-    relative errors; `ERROR_BOUNDS` separates the ranges. `error_sum`: the sum of these errors.
+    `speed`, `token_speed`: how slow the endpoint is with prompts and with output tokens. `LatencyModel` divides them by the means of all
+    endpoints. `learned_at`: the time of the last first token. `drift_at`: the pool's drift at that time. `error`: the mean relative error
+    of the endpoint's last predictions. `batch`: the largest batch. `full`: scrapes with waiting requests at that batch size. `errors`:
+    number of observations for each range of relative errors; `ERROR_BOUNDS` separates the ranges. `error_sum`: the sum of these errors.
     """
 
     __slots__ = (

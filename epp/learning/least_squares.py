@@ -6,9 +6,9 @@ coefficient near its prior as long as the data do not say otherwise (ridge regre
 move together.
 
 The sums of products (the normal equations) hold everything that is needed, so an observation costs one pass over a small matrix. One
-sweep of coordinate descent with the limit 0 then improves θ: it ends at the non-negative least squares solution, and from one observation
-to the next the solution hardly moves (Franc, Hlaváč and Navara, "Sequential coordinate-wise algorithm for the non-negative least squares
-problem", 2005).
+sweep of coordinate descent, in which no coefficient falls below 0, then improves θ. Repeated sweeps approach the non-negative least squares
+solution, which hardly moves from one observation to the next (Franc, Hlaváč and Navara, "Sequential coordinate-wise algorithm for the
+non-negative least squares problem", 2005).
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Learns a factor for predictions: few answers come later than the predicted time multiplied by this factor. Pure code.
+"""Learns a factor for predictions: few answers come later than the predicted time multiplied by this factor.
 
 An answer counts as late as soon as it is overdue, not when it comes: under overload, it may come many seconds later.
 """
@@ -9,14 +9,15 @@ from math import log as ln
 from typing import Final
 
 KEPT: Final = 0.98  # the part of the answers that shall come within `ratio` times the predicted time
-STEP: Final = 0.05  # by which the factor's logarithm moves; one late answer weighs as much as KEPT / (1 - KEPT) = 49 others
+# A late answer raises the factor's logarithm by STEP * KEPT. Every other answer lowers it by STEP * (1 - KEPT), which is 1/49 of that.
+STEP: Final = 0.05
 FIRST: Final = 1.3
 RATIO_MAX: Final = 4.0
 AT_RISK: Final = 0.4  # an answer says little if its prediction is below this part of the time that its objective leaves
 
 
 class Expected:
-    """An answer that has not come yet. `due`: when it is late, in monotonic seconds. `over`: whether it has come or was counted as late."""
+    """An expected answer. `due`: from when on it is late, in monotonic seconds. `over`: whether it has come or was counted as late."""
 
     __slots__ = ("due", "over")
 
@@ -37,11 +38,13 @@ class Margin:
 
     @property
     def ratio(self) -> float:
-        """The factor by which predictions are multiplied."""
+        """Returns the factor by which predictions are multiplied."""
         return exp(self._log)
 
     def sent(self, now: float, predicted_s: float, left_s: float) -> Expected | None:
-        """Takes a request that is sent `now`. `left_s`: the time left by its objective. Returns what `came` needs, or None (`AT_RISK`)."""
+        """Takes a request that is sent `now`. `left_s`: the time that the request's objective leaves. Returns what `came` needs; None if
+        the answer does not count, because the prediction is above `left_s`, or below the part AT_RISK of it.
+        """
         if not 0.0 < AT_RISK * left_s <= predicted_s <= left_s:
             return None
         expected = Expected(now + self.ratio * predicted_s)

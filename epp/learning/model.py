@@ -6,42 +6,48 @@
 The features of an endpoint for one request:
 - uncached: prompt tokens that the endpoint has to compute;
 - rest: tokens of the prompts ahead, minus tokens that the endpoint has computed of them. A prompt ahead was sent to the endpoint and has
-  no first token yet. The endpoint has spent `elapsed` seconds on the first of these prompts, at its own speed (1 / a). In this time it
-  computes only prompts that it had when the time began, or got at that moment, and no prompt that waits for memory. With a crowded KV
-  cache, `elapsed` may include a wait for memory, so any prompt ahead may explain the time. If the rest is below 0 (it has a lower limit),
-  a first token is overdue. b is at most a: a token of a prompt ahead takes no longer than a token of this prompt. b is 0 where prompts do
-  not wait for each other;
+  no first token yet. The endpoint has spent `elapsed` seconds on the first of these prompts, and needs speed * a seconds per token. In this
+  time it computes only prompts that it had when the time began, or got at that moment, and no prompt that waits for memory. With a crowded
+  KV cache, `elapsed` may include a wait for memory, so any prompt ahead may explain the time. If the rest is below 0 (it has a lower
+  limit), a first token is overdue. b is at most a: a token of a prompt ahead takes no longer than a token of this prompt. b is 0 where
+  prompts do not wait for each other;
 - busy: 1 if there are prompts ahead, for the time that a prompt takes besides its tokens;
 - queue: seconds until a place in the batch is free: the requests ahead of this one for a place (load - batch limit + 1), times the mean
-  time that an answer lasts / limit. The limit is the largest batch that was seen, once requests have waited at this batch size; a batch
-  that is limited by memory lowers the limit slowly. If an endpoint's limit is not known yet, it is the usual limit of the other endpoints;
-- running: requests in the batch.
-- memory: further seconds until the KV cache has room for this prompt and for all that wait. Of the prompts ahead, those wait that the last
-  scrape found waiting, and those that were sent since; the others have their room. Memory becomes free as answers end: the whole cache
-  within the mean time that an answer lasts. Meanwhile, the endpoint computes the prompts ahead. No answer corrects this prediction.
+  time that an answer lasts / limit. The limit is the largest batch that was seen, once requests have waited at this batch size. If requests
+  wait at a smaller batch although the KV cache is not crowded, the limit falls slowly. An endpoint with an unknown limit has the usual
+  limit of the other endpoints;
+- running: requests in the batch;
+- memory: further seconds until the KV cache has room for this prompt and for all that wait. The prompts that wait are those that the last
+  scrape found waiting, and those that were sent since; the other prompts ahead have their room. Memory becomes free as answers end: the
+  whole cache within the mean time that an answer lasts. Meanwhile, the endpoint computes the prompts ahead. No answer corrects this
+  prediction.
 
 All endpoints of the pool share the coefficients (`epp.learning.least_squares`), so the model can predict a new endpoint from the first
 request on. Each endpoint has its own speed (`epp.learning.speed`). The geometric mean of all speeds is 1. The model learns a speed from
-the time that first tokens take beyond `base`, which includes the time that later requests add. If the endpoints that get requests become
-faster, so do those that get none. A slow endpoint is trusted again with time, because otherwise it would get no requests that show its
-recovery. If the prompts that an endpoint had when `elapsed` began take less time than that, the endpoint is slower than was learned: its
-speed counts as the one that explains the time. Prompts that were sent to it later explain none of it.
+the time that first tokens take beyond `base`, because `base` includes the time that later requests add. If the endpoints that answer become
+faster, those that get no requests count as faster, too. A slow endpoint is trusted again with time, because otherwise it would get no
+requests that show its recovery. If `elapsed` is longer than the predicted time for the prompts that the endpoint had when `elapsed` began,
+the endpoint is slower than was learned, and the model takes the speed that explains `elapsed`. Prompts that were sent later explain none of
+it.
 
 The cost of a request is the time that it takes, and the time that it adds to later requests:
 
     cost = first token + again * turn * (b / a) ** SHARP + PLACE * own * full ** SHARP_FULL + later * b * long
            + DISPLACED * taken * usage ** SHARP_FULL
 
-`turn` is the time until the endpoint begins with this prompt, if prompts wait for each other: then b = a. A prompt that is not cached adds
-this time a second time: later requests join the same step and make it longer. If most of a prompt is cached, it delays later requests
-little, and other endpoints would compute its prefix again and drop others for it. So `again` is 1 without hits, and else less by the cached
-part of the prompt * min(1, cached tokens / LONG_TOKENS). `own` is the time that the endpoint spends on this prompt. A prompt that is
-computed again keeps its place in the batch for this time longer, and where the batch is full, later requests wait for it. `full` is the
-taken share of the batch, 0 to 1 (0 if its limit is not known). Where prompts wait for each other, `later` requests wait for `long`, what is
-computed of a prompt beyond LONG_TOKENS: u / (1 - u), at most LATER. `u` is the share of the endpoints that have prompts without a first
-token. So a second copy of a long prefix is dear where most endpoints are busy. A short prefix is worth a second copy. `taken` is the part
-of the KV cache that the uncached tokens take, times the mean time that an answer lasts. If the `usage` of the cache, 0 to 1, is high, later
-requests lack this memory: they wait, or find fewer cached prefixes.
+- `turn`: the time until the endpoint begins with this prompt, if prompts wait for each other: then b = a. A prompt that is not cached adds
+  this time a second time, because later requests join the same step and make it longer.
+- `again`: 1 - cached part of the prompt * min(1, cached tokens / LONG_TOKENS), so 1 without hits. If most of a prompt is cached, it delays
+  later requests little, and other endpoints would have to compute its prefix again and drop other prefixes for it.
+- `own`: the time that the endpoint spends on this prompt. A prompt that is computed again keeps its place in the batch for this time
+  longer, and where the batch is full, later requests wait for the place.
+- `full`: the taken share of the batch, 0 to 1; 0 if the batch limit is not known.
+- `long`: the uncached tokens of the prompt beyond LONG_TOKENS.
+- `later`: how many later requests wait for these tokens, where prompts wait for each other: u / (1 - u), at most LATER. `u` is the share of
+  the endpoints that have prompts without a first token. So a second copy of a long prefix is dear where most endpoints are busy. A short
+  prefix is worth a second copy.
+- `taken`: the part of the KV cache that the uncached tokens take, times the mean time that an answer lasts. If the `usage` of the cache,
+  0 to 1, is high, later requests lack this memory: they wait, or find fewer cached prefixes.
 
 A model that has learned something strange, for example while one of the servers stood still, may see no cost in what is in flight, and may
 take one of two equal endpoints for much faster. So whatever was learned, requests that were sent since the last scrape (`sent`) cost a part
@@ -88,23 +94,23 @@ LONG_TOKENS: Final = 4096.0  # a shorter prefix is worth a second copy
 PLACE: Final = 1.5
 DISPLACED: Final = 0.5
 BURST: Final = 0.5  # part of the time of a request alone: each request that an endpoint was sent since the last scrape costs at least this
-APART: Final = 1.4  # endpoints count as at most so many times slower or faster than the mean for this
-TABLE_S: Final = 1.0  # speeds that are trusted less and less are computed anew after this time
-IN_TURN: Final = 0.5  # prompts wait for each other if a token of the rest takes this part of an uncached one
+APART: Final = 1.4  # the cost of a burst takes endpoints for at most so many times slower or faster than the mean
+TABLE_S: Final = 1.0  # after this time, speeds are computed again, because slow endpoints are trusted again with time
+IN_TURN: Final = 0.5  # prompts wait for each other if a token of the rest takes at least this part of the time of an uncached token
 SOFT: Final = 0.5  # part of the pool's mean time: a first token that is expected earlier says little about an endpoint's speed
-SAME: Final = 0.2  # two endpoints whose speeds have logarithms that differ by less, or by less than the model's error, are as likely equal
+SAME: Final = 0.2  # an endpoint has the usual speed if the logarithms of both differ by at most this, or by at most the model's error
 DOUBT_S: Final = 60.0  # without observations, the logarithm of a slow endpoint's speed halves in this time
 ENOUGH: Final = 4  # observations after which an endpoint is known
 ENOUGH_OF_POOL: Final = 10  # observations after which a pool is known if its prompts do not wait for each other
 YOUNG: Final = 300  # before so many first tokens, a model is judged by what it predicts at the answer, not at the decision
-FULL_SCRAPES: Final = 2  # scrapes with waiting requests at the largest batch that make it the limit
+FULL_SCRAPES: Final = 2  # after so many scrapes with waiting requests at the largest batch, that batch is the limit
 NEAR_LIMIT: Final = 0.95
 CROWDED: Final = 0.85  # if this part of the KV cache is taken, requests may wait for memory
 LIMIT_STEP: Final = 0.002
 PLACE_FIRST_S: Final = 1.0
 PLACE_STEP: Final = 0.02  # the time that a place is taken is about the mean of the last 50 answers, or of all and PLACE_FIRST_S
 ERROR_STEP: Final = 0.02  # the error is about that of the last 50 observations
-WORSE: Final = 1.1  # a model is not used while its error is so many times the error of a constant, the pool's mean time
+WORSE: Final = 1.1  # a trusted model is used until its error is so many times that of a constant prediction, the pool's mean time
 SLACK: Final = 0.02  # two errors that differ by no more than this count as equal
 
 
@@ -144,8 +150,8 @@ class LatencyModel:
 
     `endpoints`: by slot. `error`, `mean_error`: mean relative errors of the last predictions of this model, and of the pool's mean time
     `mean_s`. `place_s`: how long an answer lasts after its first token. `usual_limit`: the median of the known batch limits; 0 if no
-    limit is known. `usual_log`: the median of the logarithms of speeds. `drift`: by how much the logarithms of the speeds of the
-    endpoints that answer have moved in the mean. `changes`: grows with each change of the model.
+    limit is known. `usual_log`: the median of the logarithms of speeds. `drift`: how far the logarithms of speeds have moved since the
+    start, in the mean over the endpoints that answered. `changes`: grows with each change of the model.
     """
 
     __slots__ = (

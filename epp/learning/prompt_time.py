@@ -1,4 +1,4 @@
-"""Says how long a server works on one prompt, while other prompts wait for it. Pure code.
+"""Says how long a server works on one prompt, while other prompts wait for it.
 
     prompt seconds = uncached prompt tokens of an answer * the model's time per token that others wait for
 
@@ -10,7 +10,7 @@ from typing import Final
 
 from epp.learning.model import REST, THOUSAND, UNCACHED, LatencyModel
 
-ANSWERS: Final = 10_000  # the mean is about that of the last so many answers; prompts differ much in length
+ANSWERS: Final = 10_000  # the mean is over about so many answers, because prompts differ much in length
 
 
 class PromptTime:

@@ -1,4 +1,4 @@
-"""Says how many replicas the pool needs for the work that arrives, and how much more it could take. Pure code.
+"""Says how many replicas the pool needs for the work that arrives, and how much more work the pool could take.
 
     work     = arrivals/s * cost + waiting * cost / DRAIN_S         in replicas that do nothing else
     cost     = max(places / finished per second, prompt seconds)    replica seconds per request
@@ -6,13 +6,14 @@
     headroom = 1 - work / (TARGET * ready replicas)
 
 `places` is the share of its batch that a replica uses, summed over the replicas. By Little's law, `places / finished per second`
-is the replica seconds that one request costs. It divides by finished requests, not by arrivals, so it also holds while more requests
-arrive than finish. A share counts as if answers were as slow as at TARGET, because a larger batch is slower (`batch_share`). A pool with
-prompts that take longer than its answers is limited by prompt seconds instead.
+is the replica seconds that one request costs. The formula divides by finished requests, not by arrivals, so it also holds while more
+requests arrive than finish. A share counts as if answers were as slow as at TARGET, because a larger batch is slower (`batch_share`). If
+the prompt seconds are more than that, they are the cost.
 
-Hysteresis: the number grows as soon as the smoothed work needs more, and again within CALM_S only if it needs RISES more. It falls when the
-most work of the last FALL_S needed fewer, at most once in FALL_S, and within CALM_S only if the work has fallen by FALLS in FALL_S, because
-a steady load varies, too.
+Hysteresis: the number grows when the smoothed work exceeds it by a band (BAND, BAND_PART), and within CALM_S after it grew only when the
+work exceeds it by RISES, too. The number falls when the most work of the last FALL_S is below the next lower number by the band, at most
+once in FALL_S, and within CALM_S after it fell only when the work has fallen by FALLS in FALL_S. So the number does not follow the
+variations of a steady load.
 """
 
 from collections import deque
@@ -29,7 +30,7 @@ FALLS: Final = 0.5  # by how many replicas the work must fall in FALL_S for the 
 RISES: Final = 0.4  # by how many replicas the work must exceed the number for it to grow again within CALM_S
 PART_S: Final = 30.0  # FALL_S is divided into parts of this length; the most work in each is remembered
 DRAIN_S: Final = 120.0  # the time in which the replicas shall work off a queue
-BAND: Final = 0.1  # replicas by which the work has to exceed the number, or to fall below it
+BAND: Final = 0.1  # replicas by which the work has to exceed the number, or to fall below the next lower one
 BAND_PART: Final = 0.01  # the same, as a part of the number
 ENOUGH: Final = 50  # answers after which the cost is known
 WEIGHT: Final = 0.8  # the smoothed values are used once the readings have this weight in them: after 97 s
@@ -116,8 +117,8 @@ class ReplicasNeeded:
 def batch_share(model: LatencyModel, slot: int, running: float, kv_usage: float) -> float:
     """Returns which share of its batch an endpoint uses, as if its answers were as slow as at TARGET.
 
-    The batch ends at the learned limit, or where the running requests would fill the KV cache. `kv_usage`: from 0 to 1. An endpoint whose
-    limit is not known is as full as its cache.
+    The batch is full at the learned limit, or at the number of requests that would fill the KV cache, if that is less or no limit is known.
+    `kv_usage`: from 0 to 1.
     """
     if running <= 0.0:
         return 0.0

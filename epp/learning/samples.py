@@ -1,10 +1,10 @@
-"""What workers tell the process that learns: frames of at most 4,096 bytes, each complete in itself.
+"""Encodes what workers tell the process that learns, as frames of at most 4,096 bytes, each complete in itself.
 
     frame    | checksum u32 | version u8 | kind u8 | samples u16 | sample | ...
     sample   | what u8 | slot u32 | generation u64 | seven times f64 |
 
-All numbers have the byte order of the machine, because frames never leave it. The checksum is CRC-32 over the bytes after it. The kind is
-none of `epp.prefix.updates`, because both travel on the same pipe.
+All numbers have the byte order of the machine, because frames never leave it. The checksum is CRC-32 over the bytes after it. The kind
+differs from the kinds of `epp.prefix.updates`, because all these frames travel on the same pipe.
 """
 
 from collections.abc import Callable
@@ -63,7 +63,7 @@ def slot_of(data: bytes) -> int:
 def learn(model: LatencyModel, data: bytes, begun: Callable[[FirstToken], object] = lambda first: None) -> int:
     """Lets the model learn all samples of a frame. Returns their number. Raises CorruptSamples, and then learns none.
 
-    `begun`: is called with each time to the first token.
+    `begun`: a function to call with each time to the first token.
     """
     if not HEADER.size <= len(data) <= FRAME_BYTES_MAX:
         raise CorruptSamples(f"{len(data)} bytes are not a frame")

@@ -5,9 +5,9 @@ poor at first. Further answers move the logarithm by a part STEP of their error,
 strange answer moves the speed little.
 
 A change shows in a cumulative sum (Page, "Continuous inspection schemes", 1954). Each answer adds its error divided by the usual size of
-the endpoint's errors, at most FAR, less ALLOWED; an error in the other direction lowers the sum. At CHANGED the speed jumps, and is
-then a mean of the next answers, as at first. So two answers in a row that are wrong by three times the usual error suffice. Where times
-vary much, larger errors are necessary, so the speeds of equal endpoints do not follow the noise.
+the endpoint's errors, at most FAR, less ALLOWED; an error in the other direction lowers the sum. If the sum reaches CHANGED, the speed
+jumps, and is then a mean of the next answers, as at first. So two answers in a row that are wrong by three times the usual error suffice.
+Where times vary much, larger errors are necessary, so the speeds of equal endpoints do not follow the noise.
 """
 
 from typing import Final
@@ -57,7 +57,7 @@ class Speed:
 
 
 def _shifted(shift: float, error: float) -> float:
-    """Adds an error to the sum. If the error has the other sign, the sum begins anew with this error."""
+    """Adds an error, less ALLOWED, to the sum. If the sum would change its sign, it begins anew with this error."""
     if shift < 0.0:
         return -_shifted(-shift, -error)
     grown = shift + error - ALLOWED

@@ -33,7 +33,7 @@ class SpeedState(msgspec.Struct, array_like=True, frozen=True):
 
 
 class EndpointState(msgspec.Struct, array_like=True, frozen=True):
-    """One `EndpointModel`; `fields` has the numbers of FIELDS in that order, then how far the pool's drift fell after its last answer."""
+    """One `EndpointModel`; `fields` has the numbers of FIELDS in that order, then how far the pool's drift fell after the last answer."""
 
     slot: int
     generation: int

@@ -1,13 +1,14 @@
-"""Says what it costs to wait for a prefix that an endpoint computes now, and what it costs to compute it a second time. Pure code.
+"""Says what it costs to wait for a prefix that an endpoint computes now, and what it costs to compute the prefix a second time.
 
 If a prompt shares its prefix with a prefill under way at an endpoint, the prompt waits for the end of that prefill, and then only its own
-rest is computed. If prompts do not wait for each other, this is the only wait, and an endpoint that computes a prefix does not hold it
-yet. If prompts wait for each other, the wait for the prefill is one of the waits that the model predicts.
+rest is computed. The model predicts this wait only where prompts wait for each other. Elsewhere, it counts the prefix as cached already, so
+this module adds the wait.
 
 All other endpoints would compute the prefix a second time. For a request that comes right after the first one, waiting and computing
-take the same time. Such a request waits, because a second copy takes time and memory of another endpoint: TWICE of that time counts.
-This rule holds for long prefixes (LONG_TOKENS) of siblings: requests within SIBLINGS_S, such as several questions about one document.
-A prefix that is short, or for which further requests come while it is computed, is worth a second copy.
+take the same time. Such a request should wait, because a second copy takes time and memory of another endpoint. So the costs of the other
+endpoints grow by the part TWICE of the time that the second copy takes. This rule holds for long prefixes (LONG_TOKENS) of siblings:
+requests within SIBLINGS_S, such as several questions about one document. A prefix that is short, or for which further requests come while
+it is computed, is worth a second copy.
 """
 
 from collections.abc import Sequence
@@ -23,9 +24,9 @@ SIBLINGS_S: Final = 0.1
 
 
 class Wait(NamedTuple):
-    """A prefill that one candidate can wait for. `at`: the index of the candidate. `shared`: leading tokens in common with the prompt.
+    """A prefill for which the prompt can wait at one candidate. `at`: the candidate's index. `shared`: the common leading tokens.
 
-    `since`: when the prefill was sent, in monotonic seconds. `tokens`: how many tokens it computes.
+    `since`: when the prefill was sent, in monotonic seconds. `tokens`: how many tokens the prefill computes.
     """
 
     at: int
@@ -35,7 +36,7 @@ class Wait(NamedTuple):
 
 
 def without_waits(outlook: Floats, waits: Sequence[Wait], now: float) -> Floats:
-    """Returns the outlook as if the prefills of siblings were done. For costs without a model."""
+    """Returns, for costs without a model, the outlook as if the prefills of siblings were done."""
     siblings = _siblings(waits, now)
     if not siblings:
         return outlook
@@ -46,7 +47,7 @@ def without_waits(outlook: Floats, waits: Sequence[Wait], now: float) -> Floats:
 
 
 def add_waits(model: LatencyModel, slots: Sequence[int], prompt: float, outlook: Floats, waits: Sequence[Wait], now: float) -> list[int]:
-    """Adds to an outlook the time that waiting, or computing twice, takes beyond the predicted times and costs of the candidates.
+    """Adds to the times and costs of an outlook what the model does not predict: waits for prefixes, and computing prefixes twice.
 
     `prompt`: all tokens of the prompt. `slots`, `outlook`: as in `LatencyModel.outlook`. Returns the indices of the candidates where the
     first token waits for the prefix longer than the model alone predicts.
