@@ -51,7 +51,9 @@ def assign(chains: Sequence[tuple[int, ...]], running: Mapping[int, float], rule
 
 
 class _Table:
-    """Counts the requests or blocks of this burst that each endpoint got. `fair`: above this load, it gets no more similar prompts."""
+    """Counts the requests or blocks of this burst that each endpoint got. `fair`: with this load, an endpoint attracts no similar prompts
+    any more.
+    """
 
     def __init__(self, running: Mapping[int, float], fair: int, rules: Rules) -> None:
         self._running = running

@@ -21,10 +21,10 @@ NONE: Final[Sequence[tuple[Endpoint, int]]] = ()
 
 
 class Held:
-    """Holds the counted tokens of one request. `tokens`: at `endpoint`, the primary target; None if no tokens are counted.
+    """Holds the counted tokens of one request. `endpoint`: the primary target; None if no tokens are counted there. `tokens`: these tokens.
 
-    `secondary`: (endpoint, tokens) at targets of other profiles, whose work ends when the answer begins. `due`: when the first token is
-    predicted, in monotonic seconds, while the request is in `Dues`; `slot`: the slot that computes the prompt.
+    `secondary`: (endpoint, tokens) for the targets of other profiles, which have done their work when the answer begins. `due`: when the
+    first token is predicted, in monotonic seconds, while the request is in `Dues`; `slot`: that of the endpoint that computes the prompt.
     """
 
     __slots__ = ("due", "endpoint", "secondary", "slot", "tokens")
@@ -90,7 +90,7 @@ class Dues:
 
 
 class HeldTokens:
-    """Counts the tokens of a request from its dispatch until it releases them, once.
+    """Counts the tokens of each request from its dispatch on, and releases them once.
 
     `match`: the prefix matches to use. `learned`: the predictions to read. `held`: where a request keeps its `Held`.
     """

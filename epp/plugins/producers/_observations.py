@@ -1,9 +1,9 @@
 """Keeps the observations of one endpoint: a window of recent requests, and a history of the best times to first token.
 
 Formulas, names and defaults are those of the reference picker. A percentile interpolates linearly between two values. The load at a
-percentile is the mean load of the observations with a rank that differs by at most a tenth of all observations. The time is divided into
-*buckets*. At the end of a bucket, the 10th percentile of its times is added to the history. A full history drops its largest value. The
-*floor* is the 10th percentile of the history.
+percentile is the mean load of the observations with a rank that differs from this percentile by at most a tenth of all observations. The
+time is divided into *buckets*. At the end of a bucket, the 10th percentile of the bucket's times to first token is added to the history. A
+full history drops its largest value. The *floor* is the 10th percentile of the history.
 """
 
 from bisect import insort

@@ -25,10 +25,11 @@ TOGETHER_S: Final = 0.005  # a server begins at once with prompts that it gets w
 class Sent:
     """Holds one request from its decision to its end.
 
-    `index`: the candidate that computes the prompt; `slot`, `generation`: its endpoint. `decode_index` and so on: of the candidate that
-    generates the answer, which is the same unless a prefill profile ran. `at`, `first_at`: when it was sent and when its first token came,
-    in monotonic seconds; `first_at` is 0 before. `counts`: whether the answer teaches anything. `waits`: whether its first
-    token says nothing of the endpoint, because it waits for a prefix that another prompt computes. `outlook`: what was predicted.
+    `index`: the candidate that computes the prompt; `slot`, `generation`: the endpoint of this candidate. `decode_index`, `decode_slot`,
+    `decode_generation`: the same for the candidate that generates the answer; unless a prefill profile ran, it is the same candidate. `at`,
+    `first_at`: when the request was sent and when the first token came, in monotonic seconds; `first_at` is 0 before. `counts`: whether the
+    model learns from the answer. `waits`: whether the first token says nothing of the endpoint, because the request waits for a prefix that
+    the endpoint computes for another prompt. `outlook`: what was predicted.
     """
 
     __slots__ = (

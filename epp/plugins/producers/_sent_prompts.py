@@ -27,11 +27,11 @@ KEPT_S: Final = 5.0  # a worker adds the blocks of a request in progress again a
 KEPT_AT_ONCE: Final = 4  # chains that are added again at a time
 KEPT_MAX: Final = 4096  # a worker adds the chains again of at most so many requests in progress
 RECENT_MAX: Final = 256
-LONG_BLOCKS: Final = 512  # for each so many of its blocks, a chain pushes out one more of the remembered chains
+LONG_BLOCKS: Final = 512  # a long chain pushes out one of the remembered chains for each so many of its blocks
 COMPARED_MAX: Final = 256  # remembered chains with which the chains of one failed request are compared
-# One worker may add blocks of requests without a first token for at most this share of an endpoint's capacity, so that requests that
-# the server refuses displace no other blocks: the index has room for a twentieth more than the capacity. The worker may always add so
-# many blocks.
+# One worker may add blocks of requests without a first token for at most 1 / UNPROVEN_SHARE of an endpoint's capacity, so that requests
+# that the server refuses displace no other blocks: the index has room for a twentieth more than the capacity. The worker may always add
+# UNPROVEN_BLOCKS blocks.
 UNPROVEN_SHARE: Final = 32
 UNPROVEN_BLOCKS: Final = 16
 
@@ -65,8 +65,8 @@ class Sent:
 class InProgress:
     """Lets the index learn the blocks of requests in progress again, so that it keeps them as their servers do.
 
-    A server drops no block that a request uses. Of the others, it drops those first that have been unused for the longest time, which
-    begins when the last answer that used them ends. The index drops the blocks first that it learned the longest time ago.
+    A server drops no block that a request uses. Of the others, it first drops those that have been unused for the longest time, counted
+    from the end of the last answer that used them. The index first drops the blocks that it learned the longest time ago.
     """
 
     def __init__(self, index: PrefixIndex) -> None:
@@ -92,7 +92,7 @@ class InProgress:
             self._learn(sent, now)
 
     def look(self, now: float, listed: Container[int]) -> None:
-        """Lets the index learn chains that are due. `listed`: the owner ids in use; an id that is not gets another endpoint later."""
+        """Lets the index learn chains that are due. `listed`: the owner ids in use; any other id may belong to another endpoint later."""
         if now < self._due:
             return
         chains = self._chains
@@ -114,7 +114,8 @@ class InProgress:
 
 
 class Keys:
-    """The data that a producer keeps with each request. `match`: its result. `chains`: of several prompts. `sent`: the sent chains.
+    """The keys of the data that a producer keeps with each request. `match`: the result of the producer. `chains`: the chains of a request
+    with several prompts. `sent`: the sent chains.
 
     `sure`: owner -> blocks by the index, if prefills under way add further blocks. `begun`: whether the first token has come.
     """
@@ -143,7 +144,9 @@ class SentPrompts:
         hit_ratio: Measure,
         hit_bytes: Measure,
     ) -> None:
-        """`bytes_max`: matched bytes of a prompt. `capacity`: blocks of an endpoint in the index. `secret`: see `epp.prefix.blocks`."""
+        """`bytes_max`: the most bytes of a prompt to match. `capacity`: blocks of an endpoint in the index. `secret`: as in
+        `epp.prefix.blocks`.
+        """
         self._keys = keys
         self._block_tokens = block_tokens
         self._block_bytes = block_tokens * BYTES_PER_TOKEN
@@ -349,7 +352,7 @@ class SentPrompts:
                 self._learn_chain(chain, len(hashes), snapshot, row, sent)
 
     def _learn_chain(self, chain: Sent, blocks: int, snapshot: Snapshot, row: int, sent: list[Sent]) -> None:
-        """Adds one chain, which may have only the beginning of its prompt. `blocks`: the length of the prompt."""
+        """Adds one chain, which may cover only the beginning of its prompt. `blocks`: the length of the whole prompt in blocks."""
         hashes, owner = chain.hashes, chain.owner
         sent.append(chain)
         self.recent.append(chain)

@@ -1,4 +1,4 @@
-"""Predict the time to the first token of this request at each endpoint, with a model that learns from the answers that pass through."""
+"""Predicts the time to the first token of a request at each endpoint, with a model that learns from the answers that pass through."""
 
 from epp.candidates import Candidates
 from epp.data import CACHE_TOKENS, INFLIGHT_REQUESTS, INFLIGHT_TOKENS, KV_USAGE, RUNNING, WAITING
@@ -16,10 +16,10 @@ from epp.request.tokens import TOKENS
 class LearnedLatency(FollowsMatches, DataProducer, PreRequest, ResponseReceived, ResponseStreaming, ResponseComplete):
     """Emits for each candidate the predicted time to the first token, and the cost: this time, plus the delay for later requests.
 
-    All workers share one model (`epp.learning`). Of a disaggregated request, the prefill endpoint learns the time to the first token,
-    and the decode endpoint the time per token. The model learns from answers that are streamed and succeed. While it knows less than half
-    of the candidates, or predicts worse than the pool's mean time would, the costs follow a rule without a model. If prompts do not wait
-    for each other, the model is used after ten answers.
+    All workers share one model (`epp.learning`). From a disaggregated request, the model learns the time to the first token at the prefill
+    endpoint, and the time per token at the decode endpoint. The model learns from answers that are streamed and succeed. While it knows
+    less than half of the pool's endpoints, or predicts worse than the pool's mean time would, the costs follow a rule without a model. If
+    prompts do not wait for each other, the model is used after ten answers.
     """
 
     Params = LearnedLatencyParameters

@@ -41,7 +41,7 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 
 
 class Item:
-    """Holds one distinct media item. `key`: its hash in the index. `holders`: the owner ids that hold it."""
+    """Holds one distinct media item. `key`: the item's hash in the index. `holders`: the owner ids of the endpoints that hold the item."""
 
     __slots__ = ("holders", "key", "modality")
 

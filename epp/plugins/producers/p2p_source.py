@@ -23,7 +23,7 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 
     prefix_match_info_producer_name: The producer of the prefix matches to read.
     min_cached_token_delta: How many cached tokens a source must have more than the server that computes the prompt.
-    prefill_profile_name: The profile whose target computes the prompt in disaggregated serving. If it did not run, the primary target does.
+    prefill_profile_name: The prefill profile of disaggregated serving. Its target computes the prompt; if it did not run, the primary one.
     """
 
     prefix_match_info_producer_name: str = ""
@@ -35,9 +35,9 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 class P2pSource(FollowsMatches, PreRequest):
     """Sets the request header `x-kv-cache-source-host-port` to an endpoint with more of the prompt cached than the computing one.
 
-    Possible sources are all endpoints whose match is at most one block shorter than the longest match. One of them is drawn with the weight
-    1 / (1 + waiting requests), so that a popular prefix is not always copied from the same server. If a client sends this header, it is
-    replaced or removed.
+    Possible sources are all endpoints with a match that is at most one block shorter than the longest match. One of them is drawn with the
+    weight 1 / (1 + waiting requests), so that a popular prefix is not always copied from the same server. If a client sends this header, it
+    is replaced or removed.
     """
 
     Params = Parameters

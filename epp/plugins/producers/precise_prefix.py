@@ -172,7 +172,7 @@ class _Precise(DataProducer, PreRequest):
         return viewed[2]
 
     def _blocks(self, view: HeldView, servers: ServerBlocks) -> ServerBlocks:
-        """Returns the block sizes of which servers reuse whole blocks only: the size in their metrics, and the size in their events."""
+        """Returns the block sizes of the servers, which reuse only whole blocks: the larger of the sizes in their metrics and events."""
         seen = self._seen
         if seen is None or seen[0] is not view or seen[1] is not servers:
             seen = self._seen = view, servers, servers.by(np.array(view.block_tokens, dtype=np.float64))
@@ -202,7 +202,7 @@ class _Precise(DataProducer, PreRequest):
 
 
 def _of_one_cache(view: HeldView, ranks: Floats) -> HeldView:
-    """Returns the view in which only servers with one cache are followed. `ranks`: how many caches each has; NaN if not known."""
+    """Returns the view in which no server with several caches is followed. `ranks`: how many caches each has; NaN if not known."""
     several = view.followed & (ranks > 1.0)
     if not several.any():
         return view

@@ -4,8 +4,8 @@ There are two backends: an estimate from bytes, and vLLM's render endpoints, whi
 a render endpoint is an HTTP request for which the decision waits. If the call fails or takes too long, the decision goes on without
 tokens, and plugins use the prompt's bytes instead. `NO_TOKENS` then says why, and a metric counts the failure.
 
-A vLLM that was not started with --enable-scale-out refuses to render. The producer then calls /tokenize of the same server, if that gives
-the same tokens: for one text, and for a chat without media.
+A vLLM server that was not started with --enable-scale-out refuses to render. The producer then calls /tokenize of the same server where
+/tokenize gives the same tokens: for one text, and for a chat without media.
 """
 
 import contextlib
@@ -78,7 +78,7 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 
     estimate: Estimate the tokens from the text's length and the media.
     vllm: Ask a vLLM server; needs modelName.
-    model_name: The model whose tokens vLLM returns. Without `vllm`, the default server is asked.
+    model_name: The model for which vLLM returns tokens. Without `vllm`, the default server is asked.
     uds_tokenizer_config: Not supported.
     """
 
