@@ -15,6 +15,7 @@ from epp.plugins.parsers import _canonical, _extents, _parts, _plain_prompts
 from epp.plugins.parsers._canonical import BRACKET, QUOTE, first, present
 from epp.plugins.parsers._reader import UNREADABLE, Reader
 from epp.plugins.parsers._structs import EMPTY, Chat, Completion, Conversation, Crowd, Embedding, Front, Image, Raw, Responses, TokenId
+from epp.protocol.usage_structs import TOKENS_MAX
 from epp.request import Parts, Prompt, Request
 from epp.request.model_rewrite import MODEL_CHARS_MAX
 
@@ -32,12 +33,12 @@ def decoded(reader: Reader, body: bytes | memoryview) -> Any:
 
 
 def whole(*candidates: Any) -> int | None:
-    """Returns the first candidate that is a whole number of 0 or more."""
+    """Returns the first candidate that is a whole number of 0 or more, lowered to TOKENS_MAX: clients may send hundreds of digits."""
     for value in candidates:
         if type(value) is int and value >= 0:
-            return value
+            return min(value, TOKENS_MAX)
         if type(value) is float and value >= 0 and value.is_integer():
-            return int(value)
+            return min(int(value), TOKENS_MAX)
     return None
 
 

@@ -18,6 +18,7 @@ from epp.plugins.parsers.vertexai import VertexAi
 from epp.plugins.parsers.vllm_grpc import VllmGrpc
 from epp.plugins.parsers.vllm_http import VllmHttp
 from epp.protocol.usage import ANSWER, AnthropicScanner, HttpBodyScanner, SglangScanner, VllmEmbedScanner, VllmGenerateScanner
+from epp.protocol.usage_structs import TOKENS_MAX
 from epp.request import Feature, Media, Request
 from epp.request.model_rewrite import MODEL_CHARS_MAX
 from tests.cases import cases
@@ -90,7 +91,13 @@ def test_a_body_that_is_not_a_request_in_json_is_refused(parser: type[Parser], p
     assert refusal(parser, path, body)
 
 
-@pytest.mark.parametrize(("value", "read"), [(7, 7), (0, 0), (7.0, 7), (-1, None), (1.5, None), ("7", None), (True, None)])
+@pytest.mark.parametrize(
+    ("value", "read"),
+    [
+        (7, 7), (0, 0), (7.0, 7), (-1, None), (1.5, None), ("7", None), (True, None),
+        (TOKENS_MAX, TOKENS_MAX), (TOKENS_MAX + 1, TOKENS_MAX), (1e308, TOKENS_MAX), (10**400, TOKENS_MAX),
+    ],
+)  # fmt: skip
 def test_the_limit_of_output_tokens_is_a_whole_number_of_0_or_more(value: object, read: int | None) -> None:
     bodies: list[tuple[type[Parser], str, dict[str, Any]]] = [
         (OpenAI, "/v1/completions", {"model": "m", "prompt": "x", "max_tokens": value}),

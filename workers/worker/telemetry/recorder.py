@@ -43,6 +43,7 @@ INT64: Final = np.dtype(np.int64)
 BATCH_BYTES: Final = 4 * CONTENT_MAX  # larger batches need fewer calls; the last packet of a batch is not full
 MODEL_CHARS_MAX: Final = 256
 STREAM_BITS: Final = 4  # bytes of a stream's random number
+UNENCODABLE: Final = (OverflowError, TypeError, ValueError, RecursionError)  # raised for a value that msgpack cannot hold
 LATER: Final = -1  # the number of a request that is recorded or not depending on its end
 
 
@@ -95,10 +96,29 @@ class RecordSender:
         made, self._made = self._made, []
         if not made:
             return
-        self._buffer += memoryview(self._encoder.encode(made))[1 if len(made) < SHORT_ARRAY else 3 :]
+        try:
+            encoded = self._encoder.encode(made)
+        except UNENCODABLE:
+            made = self._encodable(made)
+            encoded = self._encoder.encode(made)
+        self._buffer += memoryview(encoded)[1 if len(made) < SHORT_ARRAY else 3 :]
         self._records += len(made)
         if len(self._buffer) > BATCH_BYTES or self._records >= BATCH_RECORDS_MAX:
             self._send()
+
+    def _encodable(self, made: list[tuple[object, ...]]) -> list[tuple[object, ...]]:
+        """Returns the records that can be encoded, and counts the others as lost. A foreign parser may set any value in a request, and its
+        fault must cost neither another request's record nor the heartbeat, which sends the records.
+        """
+        kept = []
+        for record in made:
+            try:
+                self._encoder.encode(record)
+            except UNENCODABLE:
+                self._lost(1)
+            else:
+                kept.append(record)
+        return kept
 
     def flush(self) -> None:
         """Sends all records."""

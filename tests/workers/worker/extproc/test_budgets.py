@@ -115,6 +115,15 @@ def test_an_answer_without_usage_counts_by_its_bytes_up_to_what_was_asked_for() 
         assert desk.used()[0] == before + 100.0 + tokens
 
 
+@pytest.mark.parametrize("most", [b"1e308", b"1" + b"0" * 400])
+def test_a_request_may_ask_for_more_tokens_than_a_number_can_count(most: bytes) -> None:
+    desk = Desk()
+    envoy, sent = desk.send(body=PROMPT.replace(b'"max_tokens":9', b'"n":9,"max_tokens":' + most))
+    assert not refused(sent)
+    answer(envoy)
+    assert desk.used()[2] == 0
+
+
 @pytest.mark.parametrize("status", ["500", "429"])
 def test_a_request_that_its_server_fails_uses_no_tokens(status: str) -> None:
     desk = Desk()

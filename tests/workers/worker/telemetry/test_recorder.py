@@ -6,12 +6,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from epp.candidates import Candidates
 from epp.config.load import load
-from epp.plugin import NoParams
+from epp.plugin import DataProducer, NoParams
+from epp.protocol.usage_structs import TOKENS_MAX
 from epp.recording.batches import Assembler
 from epp.recording.keys import Keyed, id_hash
 from epp.recording.records import Configured, Decided, Ended, EndpointList, Record, decode, floats, frame, ints
 from epp.recording.sample import Sample
+from epp.request import Request
 from tests.fakes import FakePool, FakeServices, candidates
 from tests.pair import Envoy, Pair
 from tests.workers.worker.extproc.streams import BODY, USAGE, Broken, Denies, pair
@@ -183,6 +186,29 @@ def test_a_full_bus_loses_records_and_no_request() -> None:
     recording.full = False
     answered(site)
     assert len(recording.records()) == 3  # a batch, a decision and its end
+
+
+@pytest.mark.parametrize("most", [b"18446744073709551616", b"1e308"])
+def test_a_request_may_ask_for_more_tokens_than_a_record_can_count(most: bytes) -> None:
+    site = pair()
+    recording = Recording(site)
+    answered(site, BODY.replace(b"9", most))
+    assert recording.of(Decided).max_tokens == TOKENS_MAX and not recording.lost
+
+
+class Boasts(DataProducer):
+    def produce(self, request: Request, candidates: Candidates) -> None:
+        if request.id == "boaster":
+            request.max_tokens = 1 << 64
+
+
+def test_a_record_that_cannot_be_encoded_is_lost_alone() -> None:
+    site = pair(Boasts("b", NoParams()))
+    recording = Recording(site)
+    for name in ("before", "boaster", "after"):
+        answered(site, **{"x-request-id": name})
+    decided = [record.id for record in recording.records() if isinstance(record, Decided)]
+    assert decided == [id_hash("before"), id_hash("after")] and recording.lost == 1
 
 
 def test_requests_of_before_are_not_recorded_at_their_end() -> None:
