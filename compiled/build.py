@@ -6,8 +6,8 @@ made again. Object files are cached in .cache/compiled by a hash of their source
 module. If the C compiler, the Python headers or mypy is missing, nothing is built and a line says why. Even then the exit code is 0,
 because everything works interpreted.
 
-With --abi, --include and --compiler it compiles for another machine. The Python there must have the same version as the running one,
-because mypyc writes C for its own version.
+With --abi, --include and --compiler, the command compiles for another machine. The Python there must have the same version as the running
+Python, because mypyc writes C for the version that runs it.
 """
 
 import argparse
@@ -51,7 +51,8 @@ class Unbuildable(Exception):
 class Target(NamedTuple):
     """The Python for which the modules are compiled.
 
-    `abi`: its binary interface (SOABI); `compiler`: the command of a C compiler for its machine; `includes`: the folders of its headers.
+    `abi`: the binary interface of this Python (SOABI); `compiler`: the command of a C compiler for this Python's machine; `includes`: the
+    folders with this Python's headers.
     """
 
     abi: str
@@ -98,7 +99,7 @@ def struct_faults() -> list[str]:
 
 
 def generate(target: Path) -> tuple[list[Path], list[Path], list[str]]:
-    """Writes the library's C sources to `target`. Returns the paths of these and mypyc's own sources, and the folders of headers."""
+    """Writes the library's C sources to `target`. Returns their paths, the paths of mypyc's own sources, and the folders with headers."""
     from mypyc.build import include_dir, mypyc_build
     from mypyc.common import RUNTIME_C_FILES
     from mypyc.options import CompilerOptions

@@ -6,7 +6,7 @@ C = TypeVar("C", bound=type)
 
 
 def subclassed(cls: C) -> C:
-    """Makes mypyc leave a class a plain Python class with compiled methods, as every plugin is.
+    """Marks a class that stays a plain Python class with compiled methods, as every plugin does.
 
     mypyc makes native classes, from which interpreted classes cannot inherit. But a class with any decorator, such as this one, stays
     plain.

@@ -44,13 +44,13 @@ class Mode(NamedTuple):
 
 
 class NotCompiled(SystemExit):
-    """Ends the process with this exception's text: EPP_COMPILED is 1 and there is no build of these sources, or it has an unknown value."""
+    """Ends the process with this exception's text: EPP_COMPILED is 1 without a build of these sources, or has an unknown value."""
 
 
 class LibraryLoader(importlib.machinery.ExtensionFileLoader):
     """Loads the library that has the code of all compiled modules.
 
-    Sets its `__file__` to a path beside the packages, because the modules derive their own `__file__` from it.
+    Sets the library's `__file__` to a path beside the packages, because the modules derive their own `__file__` from this path.
     """
 
     def exec_module(self, module: ModuleType) -> None:
@@ -104,7 +104,7 @@ def source(module: str) -> str | None:
 
 
 def docstring(cls: type) -> str:
-    """Returns the docstring of a class. Reads the source if the class is compiled, because it has no docstring at run time."""
+    """Returns the docstring of a class. Reads the source of a compiled class, because such a class has no docstring at run time."""
     if cls.__module__ not in _SOURCES or not choose().compiled:
         return inspect.cleandoc(cls.__doc__ or "")
     for node in ast.parse(Path(_SOURCES[cls.__module__]).read_text()).body:
