@@ -15,7 +15,7 @@ SERVER_ERRORS_FROM: Final = 500
 class ProfileRun:
     """Holds the result of one run of one profile.
 
-    `candidates`: the endpoints that the picker chose from. `totals`: their weighted sums of scores, float64 of shape (candidates,).
+    `candidates`: the endpoints that the picker chose from. `totals`: the weighted sum of each one's scores, float64, shape (candidates,).
     `picked`: indices into `candidates`, best first, at least one.
     `passed`: the candidates after each filter, in order. `scores`: the unweighted scores of each scorer, in order, static scorers
     excluded; None means that the scorer gave all candidates 0.

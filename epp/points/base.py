@@ -190,8 +190,8 @@ class HttpAnswer(NamedTuple):
 class Services(Protocol):
     """What a plugin may use of the picker; `start` gets it. All methods must be called on the worker's event loop; none blocks.
 
-    `rng`: the source of randomness of this worker. `load`: tokens in flight. `prefix_index`: see `PrefixIndex`; `prefix_seed`: the
-    seed of its hashes, the same in all workers. `held_blocks`: what model servers say they hold; exists only if a configured producer
+    `rng`: the source of randomness of this worker. `load`: tokens in flight. `prefix_index`: see `PrefixIndex`; `prefix_seed`: the seed of
+    the hashes in this index, the same in all workers. `held_blocks`: what model servers say they hold; exists only if a configured producer
     reads KV events. `prefills`: the prompts that are computed now. `learning`: what answers have taught about latencies.
     `environment`: the process's environment variables.
     """

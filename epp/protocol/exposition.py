@@ -108,7 +108,7 @@ def number(token: bytes) -> float:
 
 
 class Sample(NamedTuple):
-    """Holds one series. `text`: the text between its braces. `stamp`: its timestamp, or 0.0."""
+    """Holds one series. `text`: the text between the braces. `stamp`: the timestamp; 0.0 without one."""
 
     text: bytes
     value: float

@@ -22,7 +22,7 @@ Slot = tuple[int, int]  # slot and generation of an endpoint
 
 
 class Traced(NamedTuple):
-    """One request. `at`: its arrival in seconds since the epoch; 0 if the beginning of the file is missing. `worker`: the worker's number.
+    """One request. `at`: the arrival in seconds since the epoch; 0 if the beginning of the file is missing. `worker`: the worker's number.
 
     `endpoints`: the endpoints of the request's endpoint_list, in the order of rows; None for an endpoint that the recording does not
     describe. `config`: the configuration; None if the recording does not describe it. `ended`: None if the end was not recorded.

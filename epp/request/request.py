@@ -18,7 +18,7 @@ BYTES_PER_TOKEN: Final = 4  # the usual estimate if no plugin tokenizes
 
 
 class Media(NamedTuple):
-    """Holds an image, video or audio clip in a prompt. `content`: its URL or its data."""
+    """Holds an image, video or audio clip in a prompt. `content`: the URL or the data of the medium."""
 
     modality: str
     content: str

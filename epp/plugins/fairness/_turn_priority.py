@@ -28,7 +28,7 @@ TURNS_END = 1 << 20  # a position is seconds x TURNS_END + turns; exact in a flo
 
 
 class Session(Protocol):
-    """Holds what turn priority knows of a session. `last`: when its first request arrived, or a request last got its turn or ended."""
+    """Holds what turn priority knows of a session. `last`: when the first request arrived, or a request last got its turn or ended."""
 
     turns: int
     last: float

@@ -101,7 +101,7 @@ COUNTS_WITH: Final = {
 
 
 class _Program:
-    """Holds the state of one program. `service`: its attained service at the time `at`. `bands`: those in which it has waiting requests.
+    """Holds the state of one program. `service`: the attained service at the time `at`. `bands`: the bands in which requests wait.
 
     `turns`: how many requests of the program were dispatched; counted for turn priority only.
     """
