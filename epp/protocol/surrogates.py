@@ -5,10 +5,15 @@ msgspec refuses half pairs; Go's reader and Python's accept them, so the model s
 """
 
 import re
+from collections.abc import Iterator
 from typing import Final
 
 HALVES_MAX: Final = 1000  # half pairs that are replaced; a client that cuts texts sends one per text
-_HALF: Final = re.compile(  # the expression begins with a literal, so that the search is fast
+LOOKS_MAX: Final = 1 << 14  # escapes of halves, paired or not, in a text that is searched; to look at each takes a microsecond
+RUN: Final = 1024  # backslashes before an escape that are counted at once
+_RUN: Final = b"\\" * RUN
+_BEGINNINGS: Final = (rb"\ud", rb"\uD")
+_HALF: Final = re.compile(
     rb"\\u[dD](?:"
     rb"[89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|"
     rb"[c-fC-F][0-9a-fA-F]{2}(?<!\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}))"
@@ -17,25 +22,34 @@ _REPLACEMENT: Final = rb"\ufffd"
 
 
 def replaced(body: bytes | memoryview) -> bytes | None:
-    """Returns a JSON text with the escape of U+FFFD in place of each half pair. Returns None if the text has no half pairs, or too many."""
-    found: list[int] = []
-    for match in _HALF.finditer(body):
-        at = match.start()
-        if not _escaped(body, at):
-            found.append(at)
-            if len(found) > HALVES_MAX:
-                return None
-    if not found:
+    """Returns a JSON text with the escape of U+FFFD in place of each half pair. Returns None if the text has no half pairs, or too many
+    halves to search it: anybody can send such a text, and the event loop waits meanwhile.
+    """
+    text = bytes(body)
+    if sum(map(text.count, _BEGINNINGS)) > LOOKS_MAX:
         return None
-    text = bytearray(body)
+    found = [at for at in _places(text) if _HALF.match(text, at) is not None and not _escaped(text, at)]
+    if not found or len(found) > HALVES_MAX:
+        return None
+    readable = bytearray(text)
     for at in found:
-        text[at : at + len(_REPLACEMENT)] = _REPLACEMENT
-    return bytes(text)
+        readable[at : at + len(_REPLACEMENT)] = _REPLACEMENT
+    return bytes(readable)
 
 
-def _escaped(body: bytes | memoryview, at: int) -> bool:
+def _places(text: bytes) -> Iterator[int]:
+    for beginning in _BEGINNINGS:
+        at = text.find(beginning)
+        while at >= 0:
+            yield at
+            at = text.find(beginning, at + 1)
+
+
+def _escaped(text: bytes, at: int) -> bool:
     """Returns whether the backslash at this place is the second one of an escaped backslash."""
     first = at
-    while first and body[first - 1] == 0x5C:
-        first -= 1
+    while text.endswith(_RUN, 0, first):
+        first -= RUN
+    before = text[max(0, first - RUN) : first]
+    first -= len(before) - len(before.rstrip(b"\\"))
     return bool((at - first) & 1)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.protocol.surrogates import HALVES_MAX, replaced
+from epp.protocol.surrogates import HALVES_MAX, LOOKS_MAX, RUN, replaced
 
 
 @pytest.mark.parametrize(
@@ -45,6 +45,23 @@ def test_the_result_is_readable_and_differs_only_in_the_halves(text: str) -> Non
 def test_very_many_halves_are_not_replaced() -> None:
     assert replaced(rb'"' + rb"\ud83d " * HALVES_MAX + rb'"') is not None
     assert replaced(rb'"' + rb"\ud83d " * (HALVES_MAX + 1) + rb'"') is None
+
+
+@pytest.mark.parametrize("backslashes", [0, 1, RUN - 2, RUN - 1, RUN, RUN + 1, 2 * RUN - 1, 2 * RUN, 2 * RUN + 1, 1000])
+@pytest.mark.parametrize("before", [b"", b'"'])
+def test_a_half_is_found_behind_any_number_of_escaped_backslashes(backslashes: int, before: bytes) -> None:
+    half, replacement = before + b"\\" * backslashes + rb"\ud83d", before + b"\\" * backslashes + rb"\ufffd"
+    assert replaced(half) == (None if backslashes % 2 else replacement)
+
+
+@pytest.mark.parametrize("unit", [rb"\\ud83d", rb"\ud83d\ude00", b"\\" * 7 + b"ud83d", rb"\uD"])
+def test_a_text_with_very_many_escapes_of_halves_is_not_searched(unit: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    searched: list[int] = []
+    monkeypatch.setattr("epp.protocol.surrogates._places", lambda text: searched.append(len(text)) or iter(()))
+    replaced(unit * (LOOKS_MAX // unit.lower().count(b"ud")))
+    assert searched
+    assert replaced(unit * (LOOKS_MAX + 1)) is None
+    assert len(searched) == 1
 
 
 @pytest.mark.parametrize("unit", [b"\\", rb"\u", rb"\ud", rb"\ud83d\ude00", b"\\" * 7 + b"ud83d"])
