@@ -133,7 +133,7 @@ class FirstToken(NamedTuple):
 
 
 class Table:
-    """Holds what `LatencyModel.outlook` predicts with: its parameters, and speeds and limits by slot. `at`: when it was made."""
+    """Holds what `LatencyModel.outlook` predicts with: parameters, and speeds and limits by slot. `at`: when this table was made."""
 
     __slots__ = ("at", "changes", "limits", "parameters", "speeds")
 

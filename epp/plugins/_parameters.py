@@ -100,8 +100,8 @@ class HubObserverParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=T
     low_percentile: The percentile of the point of low load; below typicalPercentile.
     typical_percentile: The percentile of the point of typical load.
     window_size: How many requests are remembered per endpoint.
-    bucket_duration: After each such time, the 10th percentile of the time's requests goes into a history; best at most maxObservationAge.
-    bucket_history_size: How many such percentiles the history holds; if it is full, it drops the largest.
+    bucket_duration: How long a bucket is. At its end, the 10th percentile of its TTFTs goes into a history; best at most maxObservationAge.
+    bucket_history_size: How many percentiles of buckets the history holds. A full history drops the largest.
     in_flight_load_producer_name: Accepted, without effect: the picker counts the load in flight itself.
     """
 

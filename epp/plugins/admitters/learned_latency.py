@@ -43,7 +43,7 @@ MARGIN = gauge(
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
     """What happens to a request with an objective that no endpoint can meet.
 
-    otherwise: `refuse` answers it with 429, `pass` routes it like a request without an objective.
+    otherwise: If no endpoint can meet the objective, `refuse` answers with 429, and `pass` routes as if there was no objective.
     learned_latency_producer_name: The producer of the predictions to read.
     """
 

@@ -48,7 +48,7 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
     """Says what to compare, and what happens to endpoints without a value.
 
     attribute: The attribute to compare.
-    algorithm: How to compare it.
+    algorithm: How to compare the attribute.
     producer: The extractor that produces the attribute. Default: the core metrics extractor. Empty: any extractor that has the attribute.
     on_missing: `Pass` (also if empty) keeps an endpoint without the attribute, `Fail` drops it.
     fallback_on_empty: Keep all endpoints if no endpoint meets the condition.
