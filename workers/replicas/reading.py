@@ -105,11 +105,14 @@ def _possible(key: int, tokens: float, requests: float, _: int, fills_tokens: fl
 
 
 def _plausible(pages: PageRows) -> bool:
-    """Returns whether a server can have had such pages: few and recent, with numbers that an extractor may return."""
+    """Returns whether a server can have had such pages: few and recent, with numbers that an extractor may return.
+
+    A custom metric may be negative; `workers.supervisor.shared_pages` knows which values may not.
+    """
     row, width = page_row(pages.width), pages.width
     if len(pages.rows) % row.size or len(pages.rows) > PAGES_MAX * row.size:
         return False
     return all(
-        age <= AGE_US_MAX and not present >> width and all(0.0 <= value < math.inf for value in values)
+        age <= AGE_US_MAX and not present >> width and all(map(math.isfinite, values))
         for _, age, _, present, *values in row.iter_unpack(pages.rows)
     )

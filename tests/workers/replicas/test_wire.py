@@ -135,12 +135,17 @@ def test_a_page_survives_the_wire() -> None:
     assert list(page_row(told.width).iter_unpack(told.rows)) == [(1, 5, 4, 3, 1.0, 0.5)]
 
 
+@given(st.floats(allow_nan=False, allow_infinity=False))
+def test_a_page_may_have_any_finite_value_because_custom_metrics_may(value: float) -> None:
+    assert decode(pages(values=(value, 0.5))).loads
+
+
 @cases(
     "wrong",
     [
         pages(values=(math.nan, 0.5)),
         pages(values=(1.0, math.inf)),
-        pages(values=(-0.1, 0.5)),
+        pages(values=(1.0, -math.inf)),
         pages(present=4),
         pages(age=AGE_US_MAX + 1),
         pages(width=3),

@@ -167,6 +167,16 @@ def test_pages_that_are_no_newer_or_have_other_values_change_nothing(page) -> No
     assert replica.row() == before
 
 
+@pytest.mark.parametrize("values", [(-1.0, 0.5), (1.0, -0.5)])
+def test_a_page_of_another_replica_with_a_count_below_0_changes_nothing(values: tuple[float, float]) -> None:
+    (replica,) = world_of(1).replicas
+    before = replica.row()
+    told = Page(replica.world.now, 0, values, 3)
+    assert not replica.sharing.told(replica.member.handle.slot, replica.member.owner, told)
+    assert replica.row() == before
+    assert replica.sharing.told(replica.member.handle.slot, replica.member.owner, told._replace(values=(1.0, 0.5)))
+
+
 def test_replicas_that_read_other_columns_share_no_pages_and_count_them() -> None:
     world = world_of(2)
     world.replicas[1].pages.share(COLUMNS + 1, 2, world.replicas[1].sharing.told)
