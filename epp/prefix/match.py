@@ -125,7 +125,7 @@ class PrefixMatch:
                 self.counted = np.floor(np.divide(self.cached * weighted, held, np.zeros(len(held)), where=held > 0.0))
 
     def share(self, candidates: Candidates) -> Scores | None:
-        """Returns `counted` as a share of `most`, from 0 to 1, per candidate. Returns None if all shares are 0."""
+        """Returns `counted` as a share of `most`, from 0 to 1, per candidate; None if `counted` is None or `most` is 0."""
         counted, most = self.counted, self.most()
         return None if counted is None or not most else calls.share(candidates.narrow(counted), most)
 
