@@ -16,7 +16,7 @@ from epp.data import Datum
 from epp.decision.decision import Usage
 from epp.protocol import wire
 from epp.protocol.grpc_frames import Frames
-from epp.protocol.usage_structs import ANTHROPIC_USAGE, META_INFO, TOKENS_MAX, USAGE
+from epp.protocol.usage_structs import ANTHROPIC_USAGE, META_INFO, TOKENS_MAX, UNREADABLE, USAGE, readable_fields
 
 KEY: Final = b'"usage"'
 USAGE_BYTES_MAX: Final = 4096
@@ -56,9 +56,6 @@ class AnswerHandling(NamedTuple):
 # If a parser with `reads_usage` does not set this, a `UsageScanner` reads the answer.
 ANSWER: Final[Datum[AnswerHandling]] = Datum("answer", AnswerHandling)
 UNSEEN: Final = AnswerHandling(None, skip=True)
-
-
-UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 class UsageScanner:
@@ -147,7 +144,10 @@ class UsageScanner:
         try:
             found = self.decoder.decode(text)
         except UNREADABLE:
-            return  # another field with the name of the key
+            try:
+                found = readable_fields(text, self.decoder.type)
+            except UNREADABLE:
+                return  # no JSON: the answer is not what it seems
         self._read(found)
 
     def _read(self, u: Any) -> None:

@@ -1,5 +1,11 @@
-"""Declares the JSON of token usage in answers. This module is not compiled, because msgspec reads annotations at run time."""
+"""Declares the JSON of token usage in answers. This module is not compiled, because msgspec reads annotations at run time.
 
+vLLM reports -1 cached tokens if it did not count them. So a figure that is no count leaves only itself unknown.
+"""
+
+import contextlib
+import functools
+from collections.abc import Callable
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -22,6 +28,7 @@ class UsageObject(msgspec.Struct):
     input_tokens_details: Details | None = None
 
 
+UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 USAGE: Final = msgspec.json.Decoder(UsageObject, strict=False)  # numbers may come as strings
 
 
@@ -43,3 +50,24 @@ class MetaInfo(msgspec.Struct):
 
 
 META_INFO: Final = msgspec.json.Decoder(MetaInfo, strict=False)
+
+
+def readable_fields(text: bytes, kind: Any) -> Any:
+    """Decodes an object that `kind`, one of these structs, cannot hold as a whole. Fields that cannot be read have their defaults.
+
+    Raises one of UNREADABLE.
+    """
+    members, found = _members.decode(text), kind()
+    for name, decode in _fields(kind):
+        if (raw := members.get(name)) is not None:
+            with contextlib.suppress(*UNREADABLE):
+                setattr(found, name, decode(raw))
+    return found
+
+
+@functools.cache
+def _fields(kind: Any) -> list[tuple[str, Callable[[msgspec.Raw], Any]]]:
+    return [(field.name, msgspec.json.Decoder(field.type, strict=False).decode) for field in msgspec.structs.fields(kind)]
+
+
+_members: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from epp.decision.decision import Usage
@@ -28,6 +28,7 @@ from epp.protocol.usage import (
     VllmEmbedScanner,
     VllmGenerateScanner,
 )
+from epp.protocol.usage_structs import TOKENS_MAX
 from epp.request import Request
 from tests.epp.plugins.parser_bodies import field, frame, packed
 
@@ -243,6 +244,36 @@ def test_anthropics_prompt_is_what_was_computed_read_from_the_cache_and_written_
     reported: dict[str, int | None], usage: Usage
 ) -> None:
     assert read(AnthropicScanner(), json.dumps({"usage": reported}).encode(), []) == usage
+
+
+COUNTS = st.integers(0, TOKENS_MAX)
+FIGURES = st.none() | COUNTS | st.sampled_from([-1, TOKENS_MAX + 1, 10**400, 1.5, True, "many", [], [1], {}, {"type": "integer"}])
+
+
+def known(figure: object) -> int | None:
+    return figure if type(figure) is int and 0 <= figure <= TOKENS_MAX else None
+
+
+@given(prompt=FIGURES, completion=FIGURES, cached=FIGURES)
+@example(prompt=11, completion=7, cached=-1)  # vLLM, if it did not count the cached tokens
+def test_a_figure_that_is_no_count_leaves_only_itself_unknown(prompt: object, completion: object, cached: object) -> None:
+    openai = {"prompt_tokens": prompt, "completion_tokens": completion, "prompt_tokens_details": {"cached_tokens": cached}}
+    figures = known(prompt), known(completion), known(cached)
+    reported = Usage(*figures) if figures[:2] != (None, None) else None
+    assert read(UsageScanner(), json.dumps({"usage": openai}).encode(), []) == reported
+    sglang = {"prompt_tokens": prompt, "completion_tokens": completion, "cached_tokens": cached}
+    of_sglang = reported and Usage(reported.prompt or 0, reported.completion or 0, reported.cached)
+    assert read(SglangScanner(), json.dumps({"meta_info": sglang}).encode(), []) == of_sglang
+    anthropic = {"input_tokens": prompt, "output_tokens": completion, "cache_read_input_tokens": cached}
+    whole = None if figures[0] is None else min(figures[0] + (figures[2] or 0), TOKENS_MAX)
+    of_anthropic = Usage(whole, *figures[1:]) if any(figure is not None for figure in figures) else None
+    assert read(AnthropicScanner(), json.dumps({"usage": anthropic}).encode(), []) == of_anthropic
+
+
+@pytest.mark.parametrize("details", [b"[]", b'"none"', b"-1", b"true"])
+def test_details_that_are_no_object_leave_only_the_cached_tokens_unknown(details: bytes) -> None:
+    answer = b'{"usage":{"prompt_tokens":11,"completion_tokens":7,"prompt_tokens_details":%b}}' % details
+    assert read(UsageScanner(), answer, []) == Usage(11, 7, None)
 
 
 def test_embeddings_over_grpc_report_their_prompt() -> None:
