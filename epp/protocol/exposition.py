@@ -168,8 +168,8 @@ class Finder:
         lines = self.lines(page)
         wrong = ""
         try:
-            times = [float(line.rpartition(b" ")[2]) for line in lines]
-        except ValueError:
+            times = [float(line.rpartition(b"}")[2]) for line in lines]
+        except ValueError:  # a line has a timestamp, or no labels, or its value is no number
             times = [self._time(line) for line in lines]
         if not all(map(isfinite, times)):
             wrong = f"{next(time for time in times if not isfinite(time))} is not a time"

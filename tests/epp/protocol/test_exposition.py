@@ -164,7 +164,10 @@ LORA = Selector("lora")
         (b'lora{a="1"} 1.8e9\nlora{a="2"} 1.8e9\n', [b'a="1"', b'a="2"']),
         (b'lora{a="1"} 5\r\nx 9\nlora{a="2"}\t6 \n', [b'a="2"']),
         (b'lora{engine="0",a="1"} 4\nlora{a="2",engine="0"} 5\nlora{a="3",engine="1"} 1\n', [b'a="2",engine="0"', b'a="3",engine="1"']),
+        (b'lora{a="1"} 7 1700000000000\nlora{a="2"} 8 1600000000000\n', [b'a="2"']),
+        (b'lora{a="x } 9"} 7 1700000000000\nlora{a="}",} 6\n', [b'a="x } 9"']),
         (b"lora 7\n", [b""]),
+        (b"lora 7 1700000000000\n", [b""]),
         (b"x 1\n", []),
     ],
 )  # fmt: skip
