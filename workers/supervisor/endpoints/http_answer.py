@@ -3,7 +3,7 @@
     received  | status line | header lines | blank | body                   one allocation per page
     body ends | chunked: its last chunk | Content-Length | the connection's end
 
-- Only 200 is accepted.
+- Only 200 is accepted. Up to INTERIM_MAX interim answers (1xx) may precede it.
 - Everything is bounded: head, body (before and after decompression), chunk headers, trailers.
 - An answer with more bytes than it announced is an error, because client and server are out of step.
 - Most answers have a plain head and arrive at once. They are recognised first, because reading all headers takes as long as reading the
@@ -11,13 +11,13 @@
 """
 
 import contextlib
-import zlib
 from typing import Final
 
 from compiled.calls import plain_head
-from epp.protocol.inflate import reach
+from epp.protocol.inflate import TooLong, gunzip
 
 HEAD_BYTES_MAX: Final = 16 << 10
+INTERIM_MAX: Final = 8
 PAGE_BYTES_MAX: Final = 8 << 20
 CHUNK_LINE_BYTES_MAX: Final = 1 << 10
 CHUNKS_MAX: Final = 1 << 14  # limit per page, because each chunk takes 2 us
@@ -103,7 +103,7 @@ class Chunks:
 class ServerAnswer:
     """Decodes the answer to one GET. `keep_alive`: whether the connection can be used for another request."""
 
-    __slots__ = ("_chunks", "_got", "_gzip", "_parts", "_total", "_until_close", "keep_alive")
+    __slots__ = ("_chunks", "_got", "_gzip", "_interim", "_parts", "_total", "_until_close", "keep_alive")
 
     def __init__(self) -> None:
         self.reset()
@@ -112,6 +112,7 @@ class ServerAnswer:
         """Forgets the last answer, so that the next one can be received."""
         self._parts: list[bytes] = []
         self._got = 0
+        self._interim = 0
         self._total = -1  # bytes of head and body; -1 until the head is complete
         self._chunks: Chunks | None = None
         self._gzip = False
@@ -121,7 +122,7 @@ class ServerAnswer:
     @property
     def started(self) -> bool:
         """Whether a part of the answer has arrived."""
-        return self._got > 0
+        return self._got > 0 or self._interim > 0
 
     def receive(self, received: bytes | memoryview) -> bytes | None:
         """Takes bytes. Returns the page when it is complete, else None. Raises HttpError if the answer cannot be used."""
@@ -160,6 +161,13 @@ class ServerAnswer:
             self._parts = [data]
             return None
         head = data[: end + 2].lower()
+        if head.startswith(b"http/1.1 1") and not head.startswith(b"http/1.1 101"):
+            self._interim += 1
+            if self._interim > INTERIM_MAX:
+                raise HttpError("head", f"more than {INTERIM_MAX} interim answers")
+            self._parts = [data[end + 4 :]]
+            self._got = len(self._parts[0])
+            return self._head()
         if not head.startswith((b"http/1.1 200", b"http/1.0 200")):
             shown = data[: data.find(b"\r\n")][:60].decode("ascii", "replace")
             raise HttpError("status", f"the answer is {shown!r}, not 200")
@@ -208,17 +216,12 @@ class ServerAnswer:
     def _unpacked(self, page: bytes | None) -> bytes | None:
         if page is None or not self._gzip:
             return page
-        unpack = zlib.decompressobj(16 + zlib.MAX_WBITS)
         try:
-            limit = reach(len(page), PAGE_BYTES_MAX)
-            plain = unpack.decompress(page, limit + 1)
-        except zlib.error as failure:
+            return gunzip(page, PAGE_BYTES_MAX)
+        except TooLong as failure:
+            raise HttpError("too-large", f"a page of {failure}") from None
+        except ValueError as failure:
             raise HttpError("gzip", f"the gzip body cannot be decompressed: {failure}") from None
-        if len(plain) > limit:
-            raise HttpError("too-large", f"a page over {limit} bytes after decompression")
-        if not unpack.eof:
-            raise HttpError("gzip", "the gzip body is truncated")
-        return plain
 
 
 def _plain_page(received: bytes | memoryview) -> bytes | None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.cases import cases
-from workers.supervisor.endpoints.http_answer import CHUNKS_MAX, HEAD_BYTES_MAX, PAGE_BYTES_MAX, HttpError, ServerAnswer
+from workers.supervisor.endpoints.http_answer import CHUNKS_MAX, HEAD_BYTES_MAX, INTERIM_MAX, PAGE_BYTES_MAX, HttpError, ServerAnswer
 from workers.supervisor.endpoints.http_client import get_request
 
 PAGE = b"a 1\nb 2\n" * 5
@@ -20,11 +20,14 @@ def sized(page: bytes, more: bytes = b"") -> bytes:
     return OK + more + b"Content-Length: %d\r\n\r\n" % len(page) + page
 
 
+HINTS = b"HTTP/1.1 103 Early Hints\r\nLink: </style.css>\r\n\r\n"
 ANSWERS = {
     "sized": sized(PAGE),
     "lower case": sized(PAGE).replace(b"Content-Length: ", b"content-length:"),
     "chunked": OK + b"Transfer-Encoding: chunked\r\n\r\n" + CHUNKED,
     "gzip": sized(PACKED, b"Content-Encoding: gzip\r\n"),
+    "gzip of two members": sized(gzip.compress(PAGE[:16]) + gzip.compress(PAGE[16:]), b"Content-Encoding: gzip\r\n"),
+    "after interim answers": b"HTTP/1.1 100 Continue\r\n\r\n" + HINTS * (INTERIM_MAX - 1) + sized(PAGE),
     "until close": b"HTTP/1.0 200 OK\r\n\r\n" + PAGE,
     "chunked gzip": OK + b"Transfer-Encoding: chunked\r\nContent-Encoding: gzip\r\n\r\n%x\r\n" % len(PACKED) + PACKED + b"\r\n0\r\n\r\n",
 }
@@ -47,7 +50,7 @@ def test_a_page_is_the_same_for_any_division_into_pieces(kind: str, data: st.Dat
     assert read(ServerAnswer(), pieces, end=kind == "until close") == PAGE
 
 
-@pytest.mark.parametrize("kind", ["sized", "chunked", "gzip", "chunked gzip"])
+@pytest.mark.parametrize("kind", [kind for kind in ANSWERS if kind != "until close"])
 def test_an_answer_that_is_truncated_at_any_byte_is_never_a_page(kind: str) -> None:
     raw = ANSWERS[kind]
     for cut in range(1, len(raw)):
@@ -76,7 +79,9 @@ def test_any_bytes_are_a_page_an_error_or_incomplete(noise: bytes, kind: str, at
         (b"HTTP/1.1 302 Found\r\nLocation: http://169.254.169.254/\r\n\r\n", "status"),
         (b"HTTP/1.1 204 No Content\r\n\r\n", "status"),
         (b"\x16\x03\x01 not http\r\n\r\n", "status"),
+        (b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\n\r\n", "status"),
         (b"x" * HEAD_BYTES_MAX, "head"),
+        (HINTS * (INTERIM_MAX + 1), "head"),
         (OK + b"Content-Length: many\r\n\r\n", "length"),
         (OK + b"Content-Length: -1\r\n\r\n", "length"),
         (OK + b"Content-Length: " + b"9" * 30 + b"\r\n\r\n", "length"),
