@@ -8,6 +8,7 @@ from typing import Final
 
 import msgspec
 
+from compiled import calls
 from epp.decision.pipeline import Pipeline
 from epp.errors import Cause, Refused
 from epp.plugin import Parser
@@ -22,7 +23,11 @@ PATHS: Final = (  # (path, fields): clients send a body with one of these fields
     ("/v1/responses", ("input",)),
     ("/v1/conversations", ("items",)),
 )
-_fields: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_NAMES: Final = tuple(dict.fromkeys(name for _, names in PATHS for name in names))
+_MEMBERS: Final = tuple(name.encode() for name in _NAMES)
+_MISSING: Final = msgspec.Raw()
+# Made by `defstruct`, because msgspec cannot read annotations of compiled classes.
+_fields: Final = msgspec.json.Decoder(msgspec.defstruct("_Fields", [(name, msgspec.Raw, _MISSING) for name in _NAMES]))
 
 
 class Parsers:
@@ -54,10 +59,16 @@ class Parsers:
 
 
 def inferred_path(body: bytes | memoryview) -> str:
-    """Returns the path to which clients send a body with these fields; the path of completions if no field decides."""
-    try:
-        fields = _fields.decode(body)
-    # A broken body has no fields; the parser says later what is wrong with the body.
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return DEFAULT_PATH
-    return next((path for path, names in PATHS if any(name in fields for name in names)), DEFAULT_PATH)
+    """Returns the path to which clients send a body with these fields; the path of completions if no field decides.
+
+    Only these fields are read, because a client may send millions of others.
+    """
+    found = calls.members(body, _MEMBERS, _MISSING)
+    if found is None:
+        try:
+            found = msgspec.structs.astuple(_fields.decode(body))
+        # A broken body has no fields; the parser says later what is wrong with the body.
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            return DEFAULT_PATH
+    present = {name for name, raw in zip(_NAMES, found, strict=True) if raw is not _MISSING}
+    return next((path for path, names in PATHS if not present.isdisjoint(names)), DEFAULT_PATH)
