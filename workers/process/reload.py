@@ -70,7 +70,8 @@ class Reloads:
         self._known: dict[int, Configuration] = {}  # by key: the configurations that have changed, and the list of pools
         self._highest: dict[int, int] = {}  # by key: the highest number of the earlier pools in the place
         self._left: dict[int, ReloadStatus] = {}  # by key: the last status of the earlier pools
-        self._tries: dict[int, Attempt] = {}  # by process id: the trial children that the parent has not reaped
+        # By process id: the trial children that the parent has not reaped, each with the rollout that began it.
+        self._tries: dict[int, tuple[Attempt, Rollout]] = {}
         self._not_started: list[tuple[int, str]] = []  # the keys of trials that could not be started, and why
         self._answered = 0  # the number of answered reloads of all pools
         self._assigned = assigned_view(instance)
@@ -136,12 +137,12 @@ class Reloads:
 
     def ended(self, pid: int, code: int, now: float) -> bool:
         """Acts on the end of a child, which the parent has reaped. Returns whether it was a trial child."""
-        attempt = self._tries.pop(pid, None)
-        if attempt is None:
+        if pid not in self._tries:
             return False
-        rollout, known = self._rollouts.members.get(attempt.key), self._known.get(attempt.key)
-        if rollout is None or known is None:
-            return True  # the pool is gone
+        attempt, rollout = self._tries.pop(pid)
+        known = self._known.get(attempt.key)
+        if known is None or self._rollouts.members.get(attempt.key) is not rollout:
+            return True  # the pool is gone, and another pool may have its place
         result = known.generations.result(attempt.slot)
         if result is None or result.pid != pid:
             why = f"it took more than {TRIAL_S:g} s" if rollout.late else f"its process ended before it was done: {ending(code)}"
@@ -211,9 +212,7 @@ class Reloads:
 
     def _drop(self, key: int) -> None:
         """Forgets the configuration of a pool that is gone."""
-        for pid, attempt in self._tries.items():
-            if attempt.key == key:
-                self._kill(pid)
+        self._kill_trials(key)
         rollout, known = self._rollouts.members.get(key), self._known.pop(key, None)
         if rollout is not None and known is not None:
             self._highest[key] = rollout.highest
@@ -245,8 +244,7 @@ class Reloads:
                 case Fork((number, slot, ask)):
                     self._fork(Attempt(slot, number, self._names, ask, key))
                 case KillTrial():
-                    for pid in [pid for pid, attempt in self._tries.items() if attempt.key == key]:
-                        self._kill(pid)
+                    self._kill_trials(key)
                 case Say() if key == self._rollouts.listed:
                     self._say_of_list(action)
                 case _:
@@ -320,7 +318,7 @@ class Reloads:
                 closed=self._closed(),
                 failed=lambda text: generations.store(attempt.slot, TrialResult(os.getpid(), f"error[trial]: {text}")),
             )
-            self._tries[pid] = attempt
+            self._tries[pid] = attempt, self._rollouts.members[attempt.key]
         except OSError as refused:  # no memory, or too many processes
             self._not_started.append((attempt.key, f"the trial cannot be started: {refused}"))
 
@@ -328,6 +326,10 @@ class Reloads:
         fork.end_with(self._instance.parent_pid)  # otherwise a trial that hangs would keep the lock of the instance
         os.setpgid(0, 0)  # so that the parent can also end the processes that a plugin starts
         return self._trial(self._view(attempt.key), attempt)
+
+    def _kill_trials(self, key: int) -> None:
+        for pid in [pid for pid, (attempt, _) in self._tries.items() if attempt.key == key]:
+            self._kill(pid)
 
     def _kill(self, pid: int) -> None:
         """Kills a trial child and its process group."""
