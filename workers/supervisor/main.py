@@ -195,7 +195,7 @@ class Supervisor:
         self.index.start(background, cleanup, self.latency.take, self.records.take, lambda owner, tokens: self.data.reported(owner, tokens))
         signals: PoolSignals | None = None
         if instance.pools:
-            signals = PoolSignals(instance.pools, self.latency.keepers)
+            signals = PoolSignals(lambda: self.instance.pools, self.latency.keepers)
             background.every(READ_S, signals.look)
         else:
             scaling = ScalingSignal(instance, self.area, self.latency.keeper(0), lambda: waiting_in(flow_areas(self.instance)))

@@ -11,6 +11,7 @@ requests of a pool are counted at its endpoints, so requests that are refused fo
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -106,13 +107,16 @@ class ScalingSignal:
 
 
 class PoolSignal(ScalingSignal):
-    """The signal of one of several pools."""
+    """The signal of one of several pools. `latency`: the keeper of its latency model."""
 
-    def __init__(self, pool: Instance, latency: LatencyKeeper, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, present: Callable[[], Instance], latency: LatencyKeeper, now: Callable[[], float] = time.monotonic) -> None:
+        """`present`: returns the instance as the pool sees it, under its present configuration."""
+        pool = present()
+        self.latency = latency
         self._served = np.zeros(pool.layout.table.slots, dtype=np.int64)  # the served requests of all slots, at the last look
         self._finished = 0  # the requests finished by the endpoints of the pool, since the first look
         self._begun = False
-        super().__init__(pool, None, latency, lambda: waiting_in(flow_areas(pool)), now)
+        super().__init__(pool, None, latency, lambda: waiting_in(flow_areas(present())), now)
 
     def look(self) -> None:
         if self._endpoints.current():
@@ -128,18 +132,31 @@ class PoolSignal(ScalingSignal):
 
 
 class PoolSignals:
-    """The signals of all pools with answers. Call `look` every READ_S."""
+    """The signals of all pools with answers. Call `look` every READ_S. A pool that gets the place of another pool has another keeper, and
+    so another signal.
+    """
 
-    def __init__(self, pools: Sequence[Instance], learned: Callable[[], Mapping[int, LatencyKeeper]]) -> None:
-        self._pools = pools
+    def __init__(
+        self,
+        present: Callable[[], Sequence[Instance]],
+        learned: Callable[[], Mapping[int, LatencyKeeper]],
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`present`: returns the instance as each pool sees it, under the present configurations. `learned`: returns the keepers."""
+        self._present = present
         self._learned = learned
+        self._now = now
         self._signals: dict[int, PoolSignal] = {}
 
     def look(self) -> None:
         for pool, latency in self._learned().items():
-            if pool not in self._signals:
-                self._signals[pool] = PoolSignal(self._pools[pool], latency)
-            self._signals[pool].look()
+            signal = self._signals.get(pool)
+            if signal is None or signal.latency is not latency:
+                signal = self._signals[pool] = PoolSignal(partial(self._pool, pool), latency, self._now)
+            signal.look()
+
+    def _pool(self, number: int) -> Instance:
+        return self._present()[number]
 
     def shown(self) -> list[tuple[int, int, float | None]]:
         """Returns pool, replicas needed and headroom, for all pools with a known signal."""

@@ -11,7 +11,7 @@ from shm.segment import Region
 from shm.table import State, TableSchema, TableWriter
 from workers.process.layout import HEADROOM, REPLICAS_NEEDED, UNKNOWN_HEADROOM
 from workers.shared.documents import ENDPOINTS, EndpointRecord, encode
-from workers.supervisor.scaling import PoolSignal, ScalingSignal
+from workers.supervisor.scaling import PoolSignal, PoolSignals, ScalingSignal
 
 SLOTS = 4
 COUNTERS = ("picks_total", "load_refusals_total", "failed_answers_total")
@@ -120,7 +120,7 @@ class Pools(Site):
         DocumentWriter(self.instance.layout.documents, self.instance.memory.documents).write(ENDPOINTS, encode(records))
         self.views = [SimpleNamespace(**(vars(self.instance) | {"pool": pool})) for pool in range(2)]
         latency: Any = SimpleNamespace(model=LatencyModel(), prompt_s=lambda: 0.0)
-        self.signals = [PoolSignal(pool, latency, now=lambda: self.now) for pool in self.views]
+        self.signals = [PoolSignal(lambda pool=pool: pool, latency, now=lambda: self.now) for pool in self.views]
 
     def serve(self, seconds: int, *served: int) -> list[int]:
         """Lets each second bring so many requests to the pools. Returns the replicas that they need."""
@@ -150,3 +150,46 @@ def test_a_pool_without_endpoints_has_no_signal() -> None:
     site = Pools()
     DocumentWriter(site.instance.layout.documents, site.instance.memory.documents).write(ENDPOINTS, encode([]))
     assert site.serve(200, 5, 5) == [0, 0]
+
+
+class Listed(Pools):
+    """The same pools, as the supervisor sees them. `keepers`: the keeper of each pool. `of_all`: the signals of all pools."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keepers = [self.keeper(), self.keeper()]
+        self.of_all = PoolSignals(lambda: self.views, lambda: dict(enumerate(self.keepers)), lambda: self.now)
+        self.signals.clear()
+
+    def keeper(self) -> Any:
+        """Returns the keeper of a new pool."""
+        return SimpleNamespace(model=LatencyModel(), prompt_s=lambda: 0.0)
+
+    def needed(self, seconds: int, *served: int) -> dict[int, int]:
+        """Lets each second bring so many requests to the pools. Returns the replicas that are shown, by pool."""
+        for _ in range(seconds):
+            self.serve(1, *served)
+            self.of_all.look()
+        return {pool: needed for pool, needed, _ in self.of_all.shown()}
+
+
+def test_a_pool_that_gets_the_place_of_another_pool_begins_with_a_signal_of_its_own() -> None:
+    site = Listed()
+    assert site.needed(400, 60, 60).keys() == {0, 1}
+    site.keepers[1] = site.keeper()
+    assert site.needed(3, 60, 60).keys() == {0}, "nothing is known of the new pool yet"
+    found = site.needed(400, 60, 1)
+    assert found[0] > found[1] == 1
+
+
+def test_requests_that_wait_count_as_work_also_if_a_reload_has_switched_flow_control_on() -> None:
+    found = []
+    for flow in (None, object()):
+        site = Listed()
+        site.needed(1, 16, 0)
+        memory = SimpleNamespace(**vars(site.instance.memory), flow=SimpleNamespace(total=lambda _word: 1200))
+        later = {"memory": memory, "config": SimpleNamespace(flow=flow)}
+        site.views = [SimpleNamespace(**(vars(view) | later)) for view in site.views]
+        found.append(site.needed(400, 16, 0)[0])
+    calm, waiting = found
+    assert waiting > calm
