@@ -21,9 +21,9 @@ Each line of the drawing, and each worker's part of the last line, starts on its
   `total` last, so one word per area shows whether more was asked.
 - A position is how far a flow has got in its band; `time` is the band's virtual time and `end` the position of its furthest flow. The three
   only grow, even over successors, and the largest value of all areas is valid. A flow hash identifies a flow: it is a hash of the flow's
-  name and the number of its band. The flow hash selects the flow's line, which has four places; a new flow takes the next place in turn. A
-  flow that lost its place is unknown until it moves again. It never gets the position of another flow, unless two 63-bit flow hashes are
-  equal.
+  name, and of all that makes its positions comparable with others. The flow hash selects the flow's line, which has four places; a new
+  flow takes the next place in turn. A flow that lost its place is unknown until it moves again. It never gets the position of another
+  flow, unless two 63-bit flow hashes are equal.
 - All numbers in the area of a worker that is not serving are ignored (`Areas` has the serving words). So as soon as the parent has reaped a
   killed worker, other workers ignore the queue of that worker.
 - The words of an area do not change together: a reader may see a band's requests before its bytes.

@@ -146,8 +146,10 @@ class Peers(Protocol):
     def asked(self, shard: int, priority: int) -> tuple[int, int]:
         """Returns the requests and bytes of all outstanding demands on the given shard in one band."""
 
-    def ledger(self, priority: int) -> Ledger:
-        """Returns the positions of the flows of one band, over all shards."""
+    def ledger(self, priority: int, policy: str) -> Ledger:
+        """Returns the positions of the flows of one band, over all shards. `policy`: the type of the band's fairness policy, because each
+        policy measures positions in its own unit.
+        """
 
     def demands(self) -> Sequence[Wanted]:
         """Returns what this shard has to displace now, over all bands. Usually this is nothing, and then the call must be cheap."""

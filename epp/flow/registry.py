@@ -38,10 +38,12 @@ COLLECT_MAX: Final = 200  # flows that one sweep removes at most
 class Registry:
     """Holds the bands and flows of one worker. `order` lists all bands, including leaving ones, the most important first."""
 
-    def __init__(self, plan: FlowPlan, report: Report, reordered: Callable[[Sequence[int]], None], ledger: Callable[[int], Ledger]) -> None:
+    def __init__(
+        self, plan: FlowPlan, report: Report, reordered: Callable[[Sequence[int]], None], ledger: Callable[[int, str], Ledger]
+    ) -> None:
         self._plan = plan
         self._report = report
-        self._ledger = ledger  # makes the ledger of the band with this priority
+        self._ledger = ledger  # makes the ledger of the band with this priority and this type of fairness policy
         self._reordered = reordered  # called with the existing priorities whenever they change
         self._bands: dict[int, Band] = {}
         self._accepting: Mapping[int, Band] = {}
@@ -138,7 +140,8 @@ class Registry:
         wanted = frozenset(self._plan.priorities(priorities))
         for priority in wanted:
             if priority not in self._bands:
-                self._bands[priority] = Band(self._plan.band(priority), self._report, self._ledger(priority))
+                plan = self._plan.band(priority)
+                self._bands[priority] = Band(plan, self._report, self._ledger(priority, plan.fairness.type_name))
         for priority, band in self._bands.items():
             band.leaving = priority not in wanted
         self._settle()

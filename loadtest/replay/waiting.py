@@ -105,7 +105,7 @@ class _Alone:
     def asked(self, shard: int, priority: int) -> tuple[int, int]:
         return 0, 0
 
-    def ledger(self, priority: int) -> Alone:
+    def ledger(self, priority: int, policy: str) -> Alone:
         return Alone()
 
     def demands(self) -> tuple[Wanted, ...]:

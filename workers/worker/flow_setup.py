@@ -52,12 +52,13 @@ def flow_control(
     probe = PoolProbe(pool.candidates, plan.detector, flow_areas)
     control = before
     if control is None:
-        peers = AreaPeers(flow_areas, areas, worker, objectives.content.places, wakeups=wakeups, now=now, remote=instance.memory.remote)
+        name, remote = instance.options.pool_name, instance.memory.remote
+        peers = AreaPeers(flow_areas, areas, worker, objectives.content.places, wakeups=wakeups, now=now, remote=remote, pool=name)
         control = FlowControl(
             plan,
             probe,
             peers,
-            FlowMetrics({group: series(group) for group in FLOW_GROUPS}, instance.options.pool_name, caps),
+            FlowMetrics({group: series(group) for group in FLOW_GROUPS}, name, caps),
             loop=asyncio.get_running_loop(),
             now=now,
             timed=partial(area.observe, area.schema.histogram[CYCLES.key]),

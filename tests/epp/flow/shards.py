@@ -155,7 +155,7 @@ class BoardPeers:
     def elsewhere(self) -> Elsewhere | None:
         return self.board.elsewhere
 
-    def ledger(self, priority: int) -> Ledger:
+    def ledger(self, priority: int, policy: str = "") -> Ledger:
         return BoardLedger(self, priority)
 
     def progress(self, shard: int) -> int:

@@ -133,7 +133,7 @@ class Peers(BoardPeers):
         self.world.intrude()
         return super().held(shard, priority)
 
-    def ledger(self, priority: int) -> SharedLedger:
+    def ledger(self, priority: int, policy: str = "") -> SharedLedger:
         return SharedLedger(self, priority)
 
     def publish(self, priority: int, requests: int, bytes: int, oldest: float) -> None:

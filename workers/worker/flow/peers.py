@@ -40,9 +40,10 @@ class AreaPeers:
         wakeups: Sequence[int],
         now: Callable[[], float],
         remote: RemoteArea | None = None,
+        pool: str = "",
     ) -> None:
         """`remote`: has the requests of this pool that wait in other replicas, while the remote area of `areas` is in use; None if it is
-        that area itself.
+        that area itself. `pool`: the name of the pool, because another pool may have had the areas before.
         """
         self._flow = flow
         self._areas = areas
@@ -56,6 +57,7 @@ class AreaPeers:
         self._shards: tuple[int, ...] = ()
         self._wakeups = wakeups
         self._now = now
+        self._pool = pool
         self._answered_up_to = flow.asked_ever(worker)
         self._places: dict[int, int] = {}
         self._priorities: dict[int, int] = {}
@@ -135,8 +137,8 @@ class AreaPeers:
         priority = self._priorities.get(head[0])
         return None if priority is None else Elsewhere(priority, head[1])
 
-    def ledger(self, priority: int) -> "BandLedger":
-        return BandLedger(self._look, self._flow, self._worker, self._places, priority)
+    def ledger(self, priority: int, policy: str) -> "BandLedger":
+        return BandLedger(self._look, self._flow, self._worker, self._places, priority, f"{self._pool}/{priority}/{policy}")
 
     def progress(self, shard: int) -> int:
         count: int = self._words[self._flow.base(shard) + DISPATCHED]
@@ -207,8 +209,15 @@ class BandLedger:
     """Implements `epp.plugin.Ledger` for one band, over the areas. A band without a place shows nothing, and reads 0 from other shards."""
 
     def __init__(
-        self, other_bases: Callable[[], tuple[int, ...]], flow: FlowAreas, worker: int, places: Mapping[int, int], priority: int
+        self,
+        other_bases: Callable[[], tuple[int, ...]],
+        flow: FlowAreas,
+        worker: int,
+        places: Mapping[int, int],
+        priority: int,
+        comparable: str,
     ) -> None:
+        """`comparable`: a name that is the same for all flows whose positions are comparable."""
         self._other_bases = other_bases  # returns the offsets, in words, at which the areas of the other shards begin
         self._flow = flow
         self._worker = worker
@@ -218,16 +227,18 @@ class BandLedger:
         self._floats = flow.floats
         self._places = places
         self._priority = priority
+        self._comparable = comparable
 
     def served(self) -> int:
         return self._flow.total(DISPATCHED, self._worker)
 
     def flow_hash(self, flow: FlowKey) -> int:
-        """Returns the hash of the flow and the place of its band.
+        """Returns the hash of the flow, its pool, its band and the band's fairness policy.
 
-        The place is part of the hash, because only positions of one band are comparable.
+        The last three are part of the hash, because the area keeps positions when a reload replaces the policy, and when another band or
+        another pool gets the place.
         """
-        name = f"{self._places.get(self._priority, -1)}/{flow.fairness_id}".encode(errors="replace")
+        name = f"{self._comparable}/{flow.fairness_id}".encode(errors="replace")
         return (xxhash.xxh3_64_intdigest(name) & FLOW_HASH_MAX) or 1
 
     def position(self, flow_hash: int) -> float:

@@ -20,6 +20,7 @@ from workers.worker.flow.peers import FRESH_S, AreaPeers
 
 WORKERS = 3
 PLACES = {0: 0, 5: 1, -1: 2}
+POLICY = "some-fairness-policy"
 
 
 class Shards:
@@ -35,8 +36,8 @@ class Shards:
         for worker in range(WORKERS):
             self.areas.area(worker + 1).heartbeat(self.now)
 
-    def view(self, worker: int) -> AreaPeers:
-        return AreaPeers(self.flow, self.areas, worker, PLACES, wakeups=self.wakeups, now=lambda: self.now)
+    def view(self, worker: int, pool: str = "") -> AreaPeers:
+        return AreaPeers(self.flow, self.areas, worker, PLACES, wakeups=self.wakeups, now=lambda: self.now, pool=pool)
 
 
 @pytest.fixture
@@ -72,7 +73,7 @@ def test_a_shard_that_does_not_serve_is_not_seen(shards: Shards) -> None:
 
 
 def test_the_ledger_of_a_band_is_what_the_other_serving_shards_show(shards: Shards) -> None:
-    one, two, three = (peers.ledger(5) for peers in shards.peers)
+    one, two, three = (peers.ledger(5, POLICY) for peers in shards.peers)
     flow_hash = one.flow_hash(FlowKey("a", 5))
     assert flow_hash == three.flow_hash(FlowKey("a", 5)) != one.flow_hash(FlowKey("b", 5))
     assert (one.position(flow_hash), one.time(), one.end(), one.backlogged(), one.alone()) == (-inf, 0.0, 0.0, 0, True)
@@ -90,20 +91,33 @@ def test_the_ledger_of_a_band_is_what_the_other_serving_shards_show(shards: Shar
 
 def test_each_band_has_a_separate_ledger_and_one_without_a_place_has_none(shards: Shards) -> None:
     one, two, _ = shards.peers
-    a, b, nowhere = two.ledger(0), two.ledger(5), two.ledger(77)
+    a, b, nowhere = two.ledger(0, POLICY), two.ledger(5, POLICY), two.ledger(77, POLICY)
     for position, ledger in enumerate((a, b, nowhere), 1):
         ledger.move(ledger.flow_hash(FlowKey("a", 0)), float(position))
         ledger.show(float(position), float(position), position)
     for position, priority in enumerate((0, 5), 1):
-        ledger = one.ledger(priority)
+        ledger = one.ledger(priority, POLICY)
         assert ledger.position(ledger.flow_hash(FlowKey("a", priority))) == ledger.time() == ledger.end() == position
-    ledger = one.ledger(77)
+    ledger = one.ledger(77, POLICY)
     assert (ledger.time(), ledger.end(), ledger.backlogged(), ledger.alone()) == (0.0, 0.0, 0, True)
+
+
+def test_a_flow_has_no_position_of_another_policy_or_band_or_pool_that_had_its_place_before(shards: Shards) -> None:
+    flow = FlowKey("a", 5)
+    before = shards.view(1).ledger(5, POLICY)
+    before.move(before.flow_hash(flow), 7.0)
+    same = shards.view(0).ledger(5, POLICY)
+    assert same.position(same.flow_hash(flow)) == 7.0
+    others = [shards.view(0).ledger(5, "another-fairness-policy"), shards.view(0, "next").ledger(5, POLICY)]
+    next_band = shards.view(0)
+    next_band.know({9: PLACES[5]})
+    others.append(next_band.ledger(9, POLICY))
+    assert [ledger.position(ledger.flow_hash(flow)) for ledger in others] == [-inf, -inf, -inf]
 
 
 def test_the_ledger_shows_whether_others_have_served_and_whether_a_request_of_the_band_waits_elsewhere(shards: Shards) -> None:
     one, two, _ = shards.peers
-    ledger = one.ledger(5)
+    ledger = one.ledger(5, POLICY)
     before = ledger.served()
     one.let_through(1)
     assert ledger.served() == before
@@ -117,7 +131,7 @@ def test_the_ledger_shows_whether_others_have_served_and_whether_a_request_of_th
 
 
 def test_names_that_cannot_be_encoded_have_marks_too(shards: Shards) -> None:
-    assert shards.peers[0].ledger(0).flow_hash(FlowKey("\udcff", 0)) > 0
+    assert shards.peers[0].ledger(0, POLICY).flow_hash(FlowKey("\udcff", 0)) > 0
 
 
 def test_heads_are_those_of_shards_with_a_fresh_heartbeat(shards: Shards) -> None:
