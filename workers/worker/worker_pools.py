@@ -210,16 +210,18 @@ class WorkerPools:
         self._moved()
 
     def _leave(self, pool: int, refused: Refused) -> None:
-        """Ends the use of a pool's parts, so that another pool may get its place. Refuses the pool's requests without an endpoint."""
+        """Ends the use of a pool's parts, if it has any, so that another pool may get its place. Refuses the pool's requests without an
+        endpoint, also those that wait in the lobby.
+        """
+        for stream in self._streams():
+            if stream.pool == pool:
+                stream.leave(refused)
         adoption, self._loaded[pool] = self._loaded[pool], None
         if adoption is None:
             return
         self._unsettled.discard(pool)
         adoption.leave()
         every = adoption.every()
-        for stream in self._streams():
-            if any(stream.app is parts.app for parts in every):
-                stream.leave(refused)
         for parts in every:
             parts.leave()
         self._left += [parts for parts in every if parts is not self._first]  # the lobby is a part of it
@@ -238,7 +240,8 @@ class WorkerPools:
             if self._loaded[pool] is not None and view.served:
                 self._unsettled.add(pool)
             else:
-                self._leave(pool, _gone(view))
+                if self._loaded[pool] is not None:
+                    self._leave(pool, _gone(view))
                 # The next request of the pool loads the configuration in force.
                 show(self._area, replace(view, number=view.number_in_force), view.generations.candidate_number)
 
@@ -283,7 +286,8 @@ class WorkerPools:
         try:
             if isinstance(found, BaseException):
                 raise found
-            if found.options.pool_name == view.options.pool_name:  # otherwise another pool has got the place meanwhile
+            # Meanwhile, another pool may have got the place, or the pool may have lost its configuration, or be out of service.
+            if found.options.pool_name == view.options.pool_name and view.served and self._out_of_service(pool) is None:
                 self._loaded[pool] = self._adoption(self._made(found))
                 self._unsettled.add(pool)
         except Exception as problem:

@@ -7,16 +7,20 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from epp.config.load import load
+from epp.errors import Cause, Refused
 from epp.request.pool_choice import UNDECIDED
 from loadtest.demo.ports import free_ports
 from tests.waiting import turns
 from tests.workers.instances import options, removed
 from workers.process.generations import Given
-from workers.process.instance import Instance
+from workers.process.instance import FIRST, Instance
 from workers.process.places import DEFAULT, Places, Pool
 from workers.process.pool_views import create_places, tell_assigned
 from workers.shared.documents import Placed
+from workers.shared.pool_crashes import CRASHES, Culprit, PoolCrashes
 from workers.worker.worker_pools import WorkerPools
 
 
@@ -42,12 +46,16 @@ class Parts(SimpleNamespace):
 
 
 class World:
-    """The pools of a worker with two places. `open`: the apps of open streams. `ended`: those with a pool that was gone, and why."""
+    """The pools of a worker with two places. `open`: the apps of open streams. `ended`: those with a pool that was gone, and why.
+
+    `in_lobby`: the pools of streams that wait until their pools are loaded.
+    """
 
     def __init__(self, instance: Instance) -> None:
         self.instance = instance
         self.made: list[Parts] = []
         self.open: list[Any] = []
+        self.in_lobby: list[int] = []
         self.ended: list[tuple[Any, str]] = []
         self.moves = 0
         self.kept = SimpleNamespace(pools=[])
@@ -58,7 +66,12 @@ class World:
         self.moves += 1
 
     def _streams(self) -> list[Any]:
-        return [SimpleNamespace(app=app, leave=lambda refused, app=app: self.ended.append((app, refused.detail))) for app in self.open]
+        places = {parts.app: parts.instance.pool for parts in self.made}
+        streams = [(app, places[app]) for app in self.open] + [("lobby", pool) for pool in self.in_lobby]
+        return [
+            SimpleNamespace(app=app, pool=pool, leave=lambda refused, app=app: self.ended.append((app, refused.detail)))
+            for app, pool in streams
+        ]
 
     def _make(self, instance: Instance) -> Any:
         self.made.append(Parts(instance, self.kept))
@@ -123,5 +136,33 @@ def test_the_work_of_a_pool_that_is_gone_ends_after_its_last_stream(tmp_path: Pa
         await turns()
         assert llama.retired and llama.own not in world.kept.pools
         assert await world.app(1) is world.made[-1].app and world.made[-1].name == "qwen"
+
+    scenario(tmp_path, main)
+
+
+def test_a_request_that_waits_for_its_pool_is_refused_when_another_pool_gets_the_place(tmp_path: Path) -> None:
+    async def main(world: World) -> None:
+        world.assign({0: "other", 1: "llama"})
+        world.in_lobby = [0, 1, UNDECIDED]
+        world.assign({0: "other", 1: "qwen"})
+        assert world.ended == [("lobby", "the pool 'llama' is gone")]
+
+    scenario(tmp_path, main)
+
+
+def test_a_pool_that_goes_out_of_service_while_it_is_loaded_serves_no_request(tmp_path: Path) -> None:
+    async def main(world: World) -> None:
+        world.assign({1: "llama"})
+        loaded = asyncio.Event()
+        world.pools.wanted(1, loaded.set)
+        crashes = PoolCrashes(world.instance.words.out_of_service)
+        for request in range(1, 1 + CRASHES):
+            crashes.crashed(Culprit(1), "llama", FIRST, request, 0.0)
+        world.pools.look()
+        await loaded.wait()
+        assert world.pools.app(1) is None
+        with pytest.raises(Refused) as refused:
+            world.pools.wanted(1, loaded.set)
+        assert refused.value.cause is Cause.POOL_OUT
 
     scenario(tmp_path, main)
