@@ -27,6 +27,7 @@ labels mean, or which labels to fold.
 import sys
 from collections.abc import Container
 from typing import Final, Protocol
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -157,7 +158,7 @@ class SeriesWriter:
         self.gauge_at, self.counter_at = schema.gauge_at, schema.counter_at
         self.histogram_index = schema.histogram_index
         self.epoch = 0
-        self._parts: list[SeriesPart] = []
+        self._parts: WeakValueDictionary[tuple[int, str], SeriesPart] = WeakValueDictionary()  # by place and value
         self._names: Names = names if names is not None else Unnamed()
         self._histograms = Histograms(region, schema.area_bytes // WORD, schema.histograms_at, [bounds for _, bounds in schema.histograms])
         # The words of a block that stay the same while the block counts nothing: all but its labels and gauges.
@@ -220,14 +221,16 @@ class SeriesWriter:
             self._free.append(block)
             self._fine -= self._names.coarse(labels) != labels
         self.epoch += bool(freed)
-        for part in self._parts:
+        for part in self._parts.values():
             part.epoch = self.epoch
         return bool(freed)
 
     def part(self, place: int, value: str) -> "SeriesPart":
         """Returns a writer of the same area for tuples with this value as the label at `place`."""
-        self._parts.append(SeriesPart(self, place, value))
-        return self._parts[-1]
+        part = self._parts.get((place, value))
+        if part is None:
+            part = self._parts[place, value] = SeriesPart(self, place, value)
+        return part
 
     def _recall(self) -> None:
         schema, words, names = self.schema, self.words, self._names

@@ -1,6 +1,8 @@
 """Tests of series that count nothing for a while: their blocks are freed and used anew, and sums stay right for all who read."""
 
 import contextlib
+import gc
+import weakref
 
 import pytest
 from hypothesis import given
@@ -314,3 +316,13 @@ def test_parts_of_a_writer_set_one_label_and_share_its_blocks() -> None:
     world.fill()
     world.age()
     assert {part.epoch for part in parts} == {whole.epoch} != {0}
+
+
+def test_a_writer_keeps_one_part_of_each_value_as_long_as_it_is_used() -> None:
+    """Each configuration of a pool asks for its parts anew, and pools come and go."""
+    whole = World().writers[0]
+    part = whole.part(1, "a")
+    assert whole.part(1, "a") is part
+    gone = weakref.ref(whole.part(1, "b"))
+    gc.collect()
+    assert gone() is None

@@ -152,7 +152,6 @@ class PoolKept:
         self.budgets = Budgets(
             kept.budgets, instance.credentials.prefix_seed, instance.options.pool_name if instance.pool is not None else ""
         )
-        kept.pools.append(self)
 
     def _bands_changed(self) -> None:
         if self.flow is not None:

@@ -1,5 +1,6 @@
 """The services that a worker gives its plugins: randomness, load, the prefix index, metric handles, background work and HTTP."""
 
+import asyncio
 import copy
 import os
 import random
@@ -101,6 +102,10 @@ class WorkerServices:
             self._clients.append(HttpClient())
         fetched = self._clients[0].fetch(method, url, headers, body)
         return self._background.spawn(fetched, timeout_s, f"{method} {url}", owner=self._owner)
+
+    def stop(self) -> None:
+        """Ends all work of plugins soon, because a later step of their configuration has failed."""
+        self._stopping = asyncio.get_running_loop().create_task(self.close())
 
     async def close(self) -> None:
         """Ends all work of plugins. Called at the worker's end."""

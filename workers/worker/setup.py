@@ -105,6 +105,17 @@ class WorkerParts:
         self.own = before.own if before is not None else PoolKept(self.kept, instance)
         self._tenants = _tenants(instance)
         self.services = self._services(bus)
+        try:
+            self._make(before, beside=beside)
+        except BaseException:
+            self.services.stop()
+            raise
+        if before is None:
+            self.kept.pools.append(self.own)
+
+    def _make(self, before: "WorkerParts | None", *, beside: bool) -> None:
+        """Starts the plugins, and creates the app."""
+        instance = self.instance
         configured = instance.config.pipeline
         configured.start(self.services)
         if before is not None:
@@ -168,7 +179,7 @@ class WorkerParts:
         """Makes these parts the parts of the configuration in force: flow control continues with their plan."""
         app = self.app
         self.flow = self._flow(self._pool_used)
-        app.admission = self._admission(self._pool_used, self.flow)
+        app.admission = _admission(self.instance, self._pool_used, self.flow)
         app.evictions = self.flow.evictions if self.flow is not None and self.flow.evicts else None
 
     def heartbeat(self, now: float) -> None:
@@ -320,15 +331,6 @@ class WorkerParts:
         own.flow = flow or own.flow
         return flow
 
-    def _admission(self, pool: SharedPool, flow: FlowControl | None) -> Admission:
-        """Returns flow control if it is on. Otherwise returns shedding if the configuration has a saturation detector, or else an admission
-        that admits all requests.
-        """
-        if flow is not None:
-            return flow
-        saturation = self.instance.config.saturation
-        return Shedding(pool, saturation) if saturation is not None else OPEN
-
     def _guards(self, pipelines: Pipelines) -> Guards:
         instance, area = self.instance, self._area
         hidden = untrusted(instance.options.trust_client_headers)
@@ -398,6 +400,16 @@ class Recording:
         pool = instance.options.pool_name if instance.pool is not None else ""
         number, pipeline = instance.number, instance.config.pipeline
         return Recorder(kept.records, kept.keyed, generation=number, config_hash=config_hash, pipeline=pipeline, pool=pool)
+
+
+def _admission(instance: Instance, pool: SharedPool, flow: FlowControl | None) -> Admission:
+    """Returns flow control if it is on. Otherwise returns shedding if the configuration has a saturation detector, or else an admission
+    that admits all requests.
+    """
+    if flow is not None:
+        return flow
+    saturation = instance.config.saturation
+    return Shedding(pool, saturation) if saturation is not None else OPEN
 
 
 def _salt_watch(area: Area, series: SeriesWriter, instance: Instance) -> SaltWatch:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from epp.config.load import load
+from tests.waiting import turns
 from tests.workers.flow_world import Shard, config
 from tests.workers.instances import made
 from workers.process.generations import Bundle
@@ -17,6 +18,7 @@ from workers.worker import setup
 from workers.worker.adoption import Adoption
 from workers.worker.extproc.app import App
 from workers.worker.extproc.pool import SharedPool
+from workers.worker.plugin_work import Background
 from workers.worker.setup import WorkerParts
 
 FLOW = config()
@@ -118,6 +120,31 @@ def test_a_configuration_of_which_a_part_cannot_be_made_leaves_flow_control_as_i
         assert shard.parts.own.flow is flow
         assert flow.gate is gate
         assert (flow.evictions, flow.evicts) == (None, False)
+
+    one_worker(FLOW, main)
+
+
+def test_attempts_to_make_a_configuration_that_fail_leave_nothing_running_or_kept(one_worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker tries again and again, and plugins that have started before the fault have timers."""
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise MemoryError("App")
+
+    async def main(shard: Shard) -> None:
+        band = "priorityBands: [{priority: 0, fairnessPolicyRef: program-aware-fairness}]"
+        later = under(shard.instance, config(band, "{type: program-aware-fairness}"), 2)
+        kept, worker = shard.parts.kept, shard.worker
+        monkeypatch.setattr(setup, "App", fails)
+        gc.collect()
+        before = alive(Background), list(kept.pools)
+        for _ in range(3):
+            with pytest.raises(MemoryError):
+                shard.parts.under(later, later.memory.areas.area(1))
+            with pytest.raises(MemoryError):
+                WorkerParts(later, 0, worker.area, bus=shard.bus, faults=worker.faults, clock=worker._clock, kept=kept)
+        await turns()
+        gc.collect()
+        assert (alive(Background), kept.pools) == before
 
     one_worker(FLOW, main)
 
