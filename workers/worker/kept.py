@@ -121,6 +121,9 @@ class WorkerKept:
             return
         self._beat_at = now
         self.records.flush()
+        if self.calls is not None:
+            _, timers = self.calls
+            timers.heartbeat(now)
         self.sweep(now)
 
     def sweep(self, now: float) -> None:

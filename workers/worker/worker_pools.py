@@ -136,10 +136,10 @@ class WorkerPools:
         return list(dict.fromkeys([self._first, *used, *self._left]))
 
     def beat(self, now: float) -> None:
-        """Does the work of a heartbeat, for pools with new streams since the last heartbeat, and for pools that count the use of tenants.
-
-        `now`: monotonic seconds.
+        """Does the work of a heartbeat: for the whole worker, for pools with new streams since the last heartbeat, and for pools that count
+        the use of tenants. `now`: monotonic seconds.
         """
+        self._first.kept.heartbeat(now)  # an answer may have ended although no stream has begun
         used, self._used = self._used, set()
         for pool, adoption in enumerate(self._loaded):
             if adoption is not None and (pool in used or adoption.parts.instance.config.tenants is not None):

@@ -41,6 +41,9 @@ class Parts(SimpleNamespace):
     def leave(self) -> None:
         self.gone = True
 
+    def heartbeat(self, now: float) -> None:
+        """Has nothing to do."""
+
     async def retire(self) -> None:
         self.retired = True
 
@@ -58,7 +61,8 @@ class World:
         self.in_lobby: list[int] = []
         self.ended: list[tuple[Any, str]] = []
         self.moves = 0
-        self.kept = SimpleNamespace(pools=[])
+        self.beats: list[float] = []
+        self.kept = SimpleNamespace(pools=[], heartbeat=self.beats.append)
         self.pools = WorkerPools(instance, self._make, instance.memory.areas.area(1), 1, self._streams, self._moved)
         self.made.clear()
 
@@ -164,5 +168,16 @@ def test_a_pool_that_goes_out_of_service_while_it_is_loaded_serves_no_request(tm
         with pytest.raises(Refused) as refused:
             world.pools.wanted(1, loaded.set)
         assert refused.value.cause is Cause.POOL_OUT
+
+    scenario(tmp_path, main)
+
+
+def test_the_records_and_times_of_answers_are_sent_at_each_heartbeat_also_while_no_stream_begins(tmp_path: Path) -> None:
+    async def main(world: World) -> None:
+        world.assign({1: "llama"})
+        await world.app(1)
+        for now in (1.0, 1.1):
+            world.pools.beat(now)
+        assert world.beats == [1.0, 1.1]
 
     scenario(tmp_path, main)
