@@ -106,7 +106,7 @@ class _Program:
     `turns`: how many requests of the program were dispatched; counted for turn priority only.
     """
 
-    __slots__ = ("at", "bands", "in_flight", "last", "queued", "service", "turns", "wait_ms", "waits")
+    __slots__ = ("at", "bands", "in_flight", "last", "service", "turns", "wait_ms", "waits")
 
     def __init__(self, now: float) -> None:
         self.service = 0.0
@@ -114,7 +114,6 @@ class _Program:
         self.last = now  # time of the program's last completion, or of its first request if none is complete
         self.in_flight = 0
         self.turns = 0
-        self.queued = 0  # requests that had to wait and were not yet sent
         self.waits = 0  # how many requests got their turn; `wait_ms` is their mean wait
         self.wait_ms = 0.0
         self.bands: dict[Scores | Depths, FlowKey] = {}
@@ -148,7 +147,8 @@ class ProgramAware(FairnessPolicy, PreRequest, ResponseComplete):
         self.isolates = not self._by_turn
         self._shares: dict[int, Depths] = {}  # for turn priority: priority of a band -> the order of its flows
         self._counted_as = Datum(f"flow_program/{name}", str)
-        self.keeps = (self._counted_as,)
+        self._waited = Datum(f"flow_waited/{name}", bool)
+        self.keeps = (self._counted_as, self._waited)
 
     def start(self, services: Services) -> None:
         if self.params.eviction_ttl_seconds > 0:
@@ -168,9 +168,7 @@ class ProgramAware(FairnessPolicy, PreRequest, ResponseComplete):
     def before_send(self, request: Request, decision: Decision) -> None:
         program = self.program(request[self._counted_as] or request.fairness_id, request.now)
         program.in_flight += 1
-        if program.queued:
-            program.queued -= 1
-        else:  # the request did not wait
+        if not request[self._waited]:
             program.waited(0.0)
 
     def response_complete(self, request: Request, decision: Decision, response: Response) -> None:
@@ -193,13 +191,15 @@ class ProgramAware(FairnessPolicy, PreRequest, ResponseComplete):
         self._tell_bands(program, now)
 
     def waited_as(self, fairness_id: str, item: Queued) -> None:
-        """Records the fairness id of the flow in which an item waited, if it differs from the item's own id.
+        """Records that an item waited, and the fairness id of its flow if it differs from the item's own id.
 
         If there are too many flows, requests with several fairness ids share one flow.
         """
         request = original(item)
-        if isinstance(request, Request) and request.fairness_id != fairness_id:
-            request[self._counted_as] = fairness_id
+        if isinstance(request, Request):
+            request[self._waited] = True
+            if request.fairness_id != fairness_id:
+                request[self._counted_as] = fairness_id
 
     def waits(self, session: Session, share: Depths, key: FlowKey) -> None:
         """Notes that the session has waiting requests in the band of `share`. For turn priority."""
@@ -254,7 +254,6 @@ class ProgramAware(FairnessPolicy, PreRequest, ResponseComplete):
         """Records that a request of the program got its turn after it had waited for `seconds`."""
         program = self._programs.get(fairness_id)
         if program is not None:
-            program.queued += 1
             program.waited(max(0.0, seconds) * 1000.0)
 
     def _show(self) -> None:

@@ -204,6 +204,18 @@ def test_a_request_that_did_not_wait_counts_as_a_wait_of_0() -> None:
     assert math.isclose(services.shown["program_aware_avg_wait_time_milliseconds"].values["a",], 1000.0)
 
 
+def test_a_request_that_waited_and_got_no_endpoint_does_not_hide_one_that_did_not_wait() -> None:
+    policy = made(ProgramAware)
+    services = FakeServices()
+    policy.start(services)
+    line = Band(policy, made(FirstCome))
+    refused = line.offer(asking("a", arrival=0.0))
+    assert line.dispatch(4.0) is refused
+    policy.before_send(asking("a", arrival=4.0).request, decision())
+    next(act for seconds, act in services.periodic if seconds == 5.0)()
+    assert math.isclose(services.shown["program_aware_avg_wait_time_milliseconds"].values["a",], 2000.0)
+
+
 def test_a_program_that_was_not_active_lately_leaves_the_page_and_no_client_fills_it_with_names() -> None:
     policy = made(ProgramAware)
     services = FakeServices()
