@@ -8,7 +8,7 @@ but no model with a name that leads to another pool. The list has no models of a
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from epp.config.tenants_section import tenants_of
@@ -39,12 +39,15 @@ class ModelList:
         self._kept: dict[tuple[int, ...], bytes] = {}
         self._tenants: dict[int, tuple[EffectiveConfig, Tenants]] = {}
 
-    def answer(self, choice: PoolChoice, pools: Sequence[Instance], headers: codec.Headers, message: bytes) -> bytes:
-        """Returns the framed answer. At least one of the pools is chosen by model. `message`: the ProcessingRequest with the headers.
+    def answer(
+        self, choice: PoolChoice, pools: Sequence[Instance], headers: codec.Headers, message: bytes, without: Collection[int] = ()
+    ) -> bytes:
+        """Returns the framed answer. At least one of the pools is chosen by model. `pools`: each pool under its present configuration.
+        `message`: the ProcessingRequest with the headers. `without`: pools to leave out.
 
         Raises Refused if no pool knows the tenant, and ProtocolViolation for malformed headers or metadata.
         """
-        open_to = tuple(pool for pool in choice.by_model if self._admits(pools[pool], headers, message))
+        open_to = tuple(pool for pool in choice.by_model if pool not in without and self._admits(pools[pool], headers, message))
         if not open_to:
             raise Refused(Cause.UNKNOWN_TENANT)
         served = self._view.current()

@@ -117,8 +117,20 @@ class WorkerPools:
     def lobby(self) -> App:
         return self._lobby
 
-    def models(self, headers: codec.Headers, message: bytes) -> bytes:
-        return self._models.answer(self.choice, self._instance.pools, headers, message)
+    def models(self, headers: codec.Headers, message: bytes, then: Callable[[], None]) -> bytes | None:
+        pools, unusable = list(self._instance.pools), dict[int, Refused]()
+        for pool in self.choice.by_model:
+            if (adoption := self._loaded[pool]) is not None:
+                pools[pool] = adoption.parts.instance
+            elif pools[pool].outdated or pools[pool].bundle is None:  # has the configuration of the start, or of an earlier pool here
+                try:
+                    self.wanted(pool, then)
+                    return None
+                except Refused as refused:
+                    unusable[pool] = refused
+        if unusable and len(unusable) == len(self.choice.by_model):
+            raise next(iter(unusable.values()))
+        return self._models.answer(self.choice, pools, headers, message, unusable)
 
     def wanted(self, pool: int, then: Callable[[], None]) -> None:
         if (refused := self._out_of_service(pool)) is not None:

@@ -46,11 +46,12 @@ class Pools(Protocol):
     def lobby(self) -> App:
         """Returns an app for streams whose pool is not known or not loaded yet."""
 
-    def models(self, headers: codec.Headers, message: bytes) -> bytes:
+    def models(self, headers: codec.Headers, message: bytes, then: Callable[[], None]) -> bytes | None:
         """Returns the framed answer that lists the models of all pools (`epp.protocol.models.listed`). `message`: the message with the
         headers.
 
-        Raises Refused if no pool knows the client's tenant.
+        Returns None if the present configuration of a pool must be loaded first, and calls `then` afterwards, in a later turn. Raises
+        Refused if no pool knows the client's tenant.
         """
 
 
@@ -121,11 +122,17 @@ class PooledRequestPhase(RequestPhase):
         if self._head is None:
             super()._route_without_body(stream)
         elif self.pool == UNDECIDED and self.pools.choice.by_model and asks_for_models(self._headers):
-            stream.send(self.pools.models(self._headers, self._head[0]))
-            stream.end(0, "")
+            self._list_models(stream)
         else:
             self._no_body = True
             self._enter(stream, b"")
+
+    def _list_models(self, stream: Shell) -> None:
+        assert self._head is not None
+        answer = self.pools.models(self._headers, self._head[0], lambda: stream.resume(self._list_models, stream))
+        if answer is not None:
+            stream.send(answer)
+            stream.end(0, "")
 
     def _start_deciding(self, stream: Shell) -> None:
         if self._head is None:

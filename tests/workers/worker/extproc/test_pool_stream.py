@@ -64,7 +64,10 @@ class Worker:
     def lobby(self) -> App:
         return self.pairs[0].app
 
-    def models(self, headers: codec.Headers, message: bytes) -> bytes:
+    def models(self, headers: codec.Headers, message: bytes, then: Callable[[], None]) -> bytes | None:
+        if not self.loaded:
+            self.waiting.append(then)
+            return None
         if headers.get("x-key") == "wrong":
             raise Refused(Cause.UNKNOWN_TENANT)
         assert codec.metadata_text(message, b"envoy.lb", (KEY.encode(),)) == ""
@@ -180,6 +183,20 @@ def test_the_list_of_models_is_answered_without_an_endpoint() -> None:
 def test_the_list_of_models_is_refused_to_a_client_whom_no_pool_knows() -> None:
     status, _, _ = refusal(Worker().stream().headers("/v1/models", last=True, **{":method": "GET", "x-key": "wrong"}))
     assert status == 401
+
+
+def test_the_list_of_models_waits_until_the_worker_knows_the_present_configurations() -> None:
+    worker = Worker()
+    worker.loaded.clear()
+    envoy, gone = (worker.stream() for _ in range(2))
+    for asking in (envoy, gone):
+        assert asking.headers("/v1/models", last=True, **{":method": "GET"}) == []
+    gone.handler.closed()
+    worker.load(0, 1)
+    (answer,) = envoy.answers()
+    assert answer.immediate_response.status.code == 200
+    assert envoy.stream.ended == (0, "")
+    assert gone.answers() == []
 
 
 def test_where_no_model_decides_on_a_pool_there_is_no_list() -> None:
