@@ -29,11 +29,11 @@ async def follow_models(present: Callable[[], Instance], table: Callable[[], End
     instance, publisher = present(), ModelsPublisher(present(), report)
     documents = DocumentReader(instance.layout.documents, instance.memory.documents)
     pages = ModelPages(getting(present), publisher.publish, report)
-    version = 0
+    version, known = 0, present().choice
     while True:
-        if (now := documents.version(ENDPOINTS)) != version:
-            version = now
-            choice = present().choice
+        choice = present().choice
+        if (now := documents.version(ENDPOINTS)) != version or choice is not known:
+            version, known = now, choice
             assert choice is not None
             pages.follow(spec for spec in table().specs() if spec.pool in choice.by_model)
         await pages.look()
