@@ -1,8 +1,10 @@
 """Reads the parts of a body that a token producer needs: texts and media in order, or token ids, and the API that can render it.
 
-A parser's first reading skips most of the body. So when a plugin needs the parts, this module reads the body a second time. It refuses no
-body, because the parser has accepted it. It skips values of an unexpected shape. It writes JSON with sorted keys and without blanks, so
-that equal content has equal bytes.
+A parser's first reading skips most of the body. So when a plugin needs the parts, this module reads the body a second time. It skips
+values of an unexpected shape. It writes JSON with sorted keys and without blanks, so that equal content has equal bytes.
+
+Here each value of the body becomes an object, which takes up to a microsecond, and the event loop waits meanwhile. So a body with very many
+values raises ValueError: such a request has no parts. Characters of texts count, too, but only megabytes of code have so many brackets.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,6 +15,10 @@ import msgspec
 from epp.request import Media, Parts
 
 Body = bytes | memoryview
+SURE_BYTES: Final = 32_768  # a shorter body cannot have too many values
+OPENED_MAX: Final = 1 << 17  # lists and objects of one body
+SEPARATED_MAX: Final = 1 << 19  # commas of one body
+TOKENS_MAX: Final = 1 << 20  # commas of a body that may have token ids
 BILLING: Final = "x-anthropic-billing-header"  # a client's note that changes with every request; servers remove it
 
 
@@ -57,9 +63,18 @@ _items: Final = msgspec.json.Decoder(_Items)
 _encoder: Final = msgspec.json.Encoder(order="sorted")
 
 
+def _decoded(decoder: Any, body: Body, separated: int = SEPARATED_MAX) -> Any:
+    """Decodes a body. Raises ValueError if it has too many values."""
+    if len(body) > SURE_BYTES:
+        text = bytes(body)
+        if text.count(b"[") + text.count(b"{") > OPENED_MAX or text.count(b",") > separated:
+            raise ValueError(f"it has more than {OPENED_MAX} lists and objects, or more than {separated} values")
+    return decoder.decode(body)
+
+
 def chat(body: Body) -> Parts:
     """Returns a chat as one prompt: the tools as JSON, then role and content of each message, without separators."""
-    decoded = _chat.decode(body)
+    decoded = _decoded(_chat, body)
     parts: list[bytes | Media] = [_encoder.encode(decoded.tools)] if decoded.tools else []
     structured = False
     for message in decoded.messages:
@@ -77,7 +92,7 @@ def chat(body: Body) -> Parts:
 
 def messages(body: Body) -> Parts:
     """Reads Anthropic's messages as the chat to which servers convert them."""
-    decoded = _messages.decode(body)
+    decoded = _decoded(_messages, body)
     members: dict[str, Any] = {"messages": list(_chat_messages(decoded))}
     if decoded.tools:
         members["tools"] = [_tool(tool) for tool in decoded.tools if isinstance(tool, dict)]
@@ -86,12 +101,12 @@ def messages(body: Body) -> Parts:
 
 def completions(body: Body) -> Parts:
     """Returns the prompt, or the prompts, of a completion."""
-    return _texts(_prompt.decode(body).prompt, body, render="completions")
+    return _texts(_decoded(_prompt, body, TOKENS_MAX).prompt, body, render="completions")
 
 
 def embeddings(body: Body) -> Parts:
     """Returns the input's token ids, or the input as JSON if it has no token ids."""
-    value = _input.decode(body).input
+    value = _decoded(_input, body, TOKENS_MAX).input
     parts = _texts(value, body)
     return parts if parts.token_ids else Parts(prompts=((_encoder.encode(value),),))
 
@@ -101,7 +116,7 @@ def responses(body: Body) -> Parts:
 
     A request that continues a stored response cannot be rendered, because the body does not have the whole prompt.
     """
-    decoded = _responses.decode(body)
+    decoded = _decoded(_responses, body)
     optional = {"instructions": decoded.instructions, "tools": decoded.tools}
     array = [{name: value} for name, value in optional.items() if value is not None]
     prompts = ((_encoder.encode([*array, {"input": decoded.input}]),),)
@@ -112,12 +127,12 @@ def responses(body: Body) -> Parts:
 
 def conversations(body: Body) -> Parts:
     """Returns the items as JSON."""
-    return Parts(prompts=((_encoder.encode(_items.decode(body).items),),))
+    return Parts(prompts=((_encoder.encode(_decoded(_items, body).items),),))
 
 
 def images(body: Body) -> Parts:
     """Returns the prompt's text."""
-    return _texts(_prompt.decode(body).prompt, body)
+    return _texts(_decoded(_prompt, body, TOKENS_MAX).prompt, body)
 
 
 def _chat_messages(body: _Messages) -> Iterator[dict[str, Any]]:

@@ -7,12 +7,15 @@ is hashed as its text, and decoded only when a plugin needs all ids.
 
 from array import array
 from collections.abc import Callable, Sequence
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from epp.prefix.blocks import with_media
 from epp.request import Feature, Parts, Prompt
+
+REST_BYTES_MAX: Final = 1 << 23  # more than a million ids; a longer list has no parts, because the event loop waits while it is decoded
 
 
 def words(ids: Sequence[int]) -> NDArray[np.uint32]:
@@ -33,5 +36,12 @@ def prompt(
     """
     head = ids.astype("<u4", copy=False)
     made = Prompt(lambda: (with_media(head, media) if media else head).tobytes() + rest)
-    made.read = lambda _: Parts(token_ids=(head.tolist() if everything is None else everything(),), features=media)
+    if len(rest) > REST_BYTES_MAX:
+        made.read = _too_many
+    else:
+        made.read = lambda _: Parts(token_ids=(head.tolist() if everything is None else everything(),), features=media)
     return made
+
+
+def _too_many(_body: bytes | memoryview) -> Parts:
+    raise ValueError(f"it has more than {REST_BYTES_MAX} bytes of token ids")

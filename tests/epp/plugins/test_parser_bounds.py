@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 from epp.plugins.parsers._canonical import OBJECTS_MAX, SHORTENED_BYTES, SORTED_BYTES, SURE_BYTES, crowded
+from epp.plugins.parsers._parts import OPENED_MAX, SEPARATED_MAX
 from epp.plugins.parsers._plain_prompts import IDS_MAX, TEXTS_MAX
+from epp.plugins.parsers._tokens import REST_BYTES_MAX
 from epp.plugins.parsers.anthropic import Anthropic
 from epp.plugins.parsers.openai import OpenAI
 from epp.plugins.parsers.sglang_http import SglangHttp
@@ -104,6 +106,40 @@ def test_the_first_of_many_token_ids_are_hashed_as_words_and_the_parts_have_all(
     assert longer[: len(head)] == head
     if count > IDS_MAX:
         assert longer.startswith(made)
+
+
+LISTS = b"[" + b"[]," * OPENED_MAX + b"[]]"
+MEMBERS = b"{" + b",".join(b'"%x":0' % number for number in range(SEPARATED_MAX + 2)) + b"}"
+
+
+@pytest.mark.parametrize("values", [LISTS, MEMBERS], ids=["lists", "members"])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, b'{"model":"m","messages":[{"role":"user","content":%b}]}'),
+        (CHAT, b'{"model":"m","messages":[{"role":"user","content":"x"}],"tools":[%b]}'),
+        ("/v1/messages", b'{"model":"m","messages":[{"role":"user","content":[%b]}]}'),
+        ("/v1/responses", b'{"model":"m","input":[%b]}'),
+        ("/v1/conversations", b'{"model":"m","items":[%b]}'),
+    ],
+)
+def test_a_body_with_very_many_values_is_accepted_and_has_no_parts(path: str, body: bytes, values: bytes) -> None:
+    prompt = parsed(Anthropic if path == "/v1/messages" else OpenAI, path, body % values).prompt
+    with pytest.raises(ValueError, match="it has more than"):
+        prompt.parts()
+
+
+def test_a_long_text_of_code_and_a_long_list_of_token_ids_have_parts() -> None:
+    code = "for (let i = 0; i < n; i += 1) {\n  a[i] = f(b[i], c);\n}\n" * 40_000  # 2 MB
+    assert parsed(OpenAI, CHAT, chat([{"role": "user", "content": code}])).prompt.parts().prompts[0][1] == code.encode()
+    ids = [151_643] * 900_000
+    assert by_openai(ids)[1] == by_vllm(ids)[1] == by_grpc(ids)[1] == ids
+
+
+@pytest.mark.parametrize("by", [by_openai, by_vllm, by_sglang, by_grpc])
+def test_a_list_of_very_many_token_ids_has_no_parts(by: Callable[[list[int]], tuple[bytes, list[int]]]) -> None:
+    with pytest.raises(ValueError, match="it has more than"):
+        by([1 << 31] * (REST_BYTES_MAX // 5 + IDS_MAX + 1))  # 5 bytes in a varint, and more in JSON
 
 
 def test_an_invalid_id_among_the_first_is_refused() -> None:
