@@ -29,7 +29,7 @@ class _Body(msgspec.Struct):
     video_data: Raw = EMPTY
     audio_data: Raw = EMPTY
     sampling_params: _Sampling | None = None
-    stream: bool | None = None
+    stream: Scalar = None
 
 
 _body = msgspec.json.Decoder(_Body)

@@ -116,6 +116,21 @@ def test_max_completion_tokens_of_a_chat_precedes_max_tokens() -> None:
     assert parsed(OpenAI, "/v1/chat/completions", body | {"max_completion_tokens": -3}).max_tokens == 5
 
 
+@pytest.mark.parametrize("value", [1, 0, 1.0, "true", "no", None, False])
+def test_only_true_announces_a_stream_and_no_other_single_value_is_refused(value: object) -> None:
+    bodies: list[tuple[type[Parser], str, dict[str, Any]]] = [
+        (OpenAI, "/v1/completions", {"model": "m", "prompt": "x"}),
+        (OpenAI, "/v1/chat/completions", {"model": "m", "messages": HELLO}),
+        (OpenAI, "/v1/responses", {"model": "m", "input": "x"}),
+        (Anthropic, MESSAGES, {"model": "m", "messages": HELLO}),
+        (VllmHttp, VLLM, {"model": "m", "token_ids": [1]}),
+        (SglangHttp, "/generate", {"input_ids": [1]}),
+    ]
+    for parser, path, body in bodies:
+        assert not parsed(parser, path, body | {"stream": value}).streaming
+        assert parsed(parser, path, body | {"stream": True}).streaming
+
+
 # OpenAI.
 
 
