@@ -7,6 +7,8 @@
   falls means that the publisher has restarted with an empty cache.
 - If no message was applied yet, the replay begins at the oldest message. Otherwise it begins at the last message that was applied. The CRC
   of that message tells whether the publisher is still the same.
+- A live message may arrive after a replay had it, because the two come over different connections. Such a message is skipped: it has a
+  number and the CRC of a message in the replay. Otherwise its number, which is lower than expected, would mean a restart.
 - The messages in a replay are accepted even if the first ones are missing, because a publisher drops old messages from its buffer. Then the
   endpoint's entries come only from the remaining messages.
 - An endpoint is *believed* while its entries are used. If lost messages are not replayed, it is believed again COOL_DOWN_S after the loss,
@@ -32,6 +34,8 @@ RESTARTS_MAX: Final = 8  # after this many gaps and restarts within COOL_DOWN_S,
 BACKLOG_MESSAGES_MAX: Final = 10_000
 BACKLOG_BYTES_MAX: Final = 64 << 20
 FIRST_NUMBER_MAX: Final = 1
+# Messages of the last replay that may also arrive live afterwards: more do not wait in a subscription and in its connection.
+REPEATED_MAX: Final = 1024
 
 
 class Sink(Protocol):
@@ -84,6 +88,7 @@ class Stream:
         self._rest_until = 0.0  # the time until which no replay is asked for
         self._troubles: deque[float] = deque(maxlen=RESTARTS_MAX)
         self._replay: _Replay | None = None
+        self._repeated: dict[int, int] = {}  # number -> CRC of the last messages of a replay, until a live message follows them
         self._backlog: deque[tuple[int, bytes]] = deque()
         self._backlog_bytes = 0
 
@@ -142,7 +147,10 @@ class Stream:
         elif number == expected:
             if self._unsure:  # only a replay could prove that the publisher is the same
                 self._unsure, self.remark = False, self.remark or UNPROVEN
+            self._repeated.clear()
             self._apply(number, payload)
+        elif number < expected and self._repeated.get(number) == crc32(payload):
+            pass
         elif number < expected:
             self.restarts += 1
             self._start_again(number, payload, now)
@@ -177,9 +185,9 @@ class Stream:
         if self.position == 0:
             if number > FIRST_NUMBER_MAX:
                 self.remark = PARTIAL
-            self._apply(number, payload)
+            self._apply_replayed(number, payload)
         elif number == self.position:
-            self._apply(number, payload)
+            self._apply_replayed(number, payload)
         elif number > self.position:
             self._repeat(number, payload, now)
             return
@@ -237,8 +245,15 @@ class Stream:
         self._sink.apply(payload)
         self.position, self.check = number + 1, crc32(payload)
 
+    def _apply_replayed(self, number: int, payload: bytes) -> None:
+        self._apply(number, payload)
+        self._repeated[number] = self.check
+        if len(self._repeated) > REPEATED_MAX:
+            del self._repeated[next(iter(self._repeated))]
+
     def _clear(self) -> None:
         self._sink.clear()
+        self._repeated.clear()
         self.position = self.check = 0
         self._believed, self._believe_at, self._unsure, self.remark = False, None, False, ""
 
@@ -275,7 +290,7 @@ class Stream:
             return
         self._clear()
         self.remark = PARTIAL
-        self._apply(number, payload)
+        self._apply_replayed(number, payload)
 
     def _replay_failed(self, now: float) -> None:
         self.replays_failed += 1

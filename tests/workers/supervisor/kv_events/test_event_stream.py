@@ -12,6 +12,7 @@ from workers.supervisor.kv_events.event_stream import (
     BACKLOG_MESSAGES_MAX,
     COOL_DOWN_S,
     LOST_S,
+    REPEATED_MAX,
     REPLAY_IDLE_S,
     REPLAY_MAX_S,
     REPLAY_MESSAGES_MAX,
@@ -59,14 +60,27 @@ class World:
         self.kept = kept
         self.history: list[tuple[int, bytes]] = []
         self.life = "a"
+        self.under_way: list[tuple[int, bytes]] = []  # live messages that have not arrived yet
 
-    def publish(self, count: int = 1, *, lost: bool = False) -> None:
+    def publish(self, count: int = 1, *, lost: bool = False, late: bool = False) -> None:
         for _ in range(count):
             payload = f"{self.life}{self.next}".encode()
             self.history = [*self.history, (self.next, payload)][-self.kept :]
             if not lost:
-                self.stream.message(self.next, payload, self.now)
+                self.under_way.append((self.next, payload))
             self.next += 1
+        if not late:
+            self.arrive()
+
+    def arrive(self) -> None:
+        """Delivers the live messages that are under way, in their order."""
+        arrived, self.under_way = self.under_way, []
+        for number, payload in arrived:
+            self.stream.message(number, payload, self.now)
+
+    def lose(self) -> None:
+        self.under_way = []
+        self.stream.lost(self.now)
 
     def restart(self, first: int = 0) -> None:
         self.life, self.next, self.history = self.life + "'", first, []
@@ -128,6 +142,30 @@ def test_a_gap_is_replayed_from_the_first_missed_message() -> None:
     assert world.why == ""
     assert world.sink.applied == words(*range(7))
     assert world.sink.cleared == 0
+
+
+@pytest.mark.parametrize("late", [1, 2, REPEATED_MAX])
+def test_live_messages_that_arrive_after_a_replay_had_them_are_no_restart(late: int) -> None:
+    world = World()
+    world.publish(3, lost=True)
+    world.stream.opened(world.now)
+    world.publish(late, late=True)
+    world.answer()
+    assert (world.why, world.sink.applied) == ("", words(*range(3 + late)))
+    world.arrive()
+    world.publish(2)
+    assert (world.why, world.stream.remark, world.stream.restarts, world.sink.cleared) == ("", "", 0, 0)
+    assert world.sink.applied == words(*range(5 + late))
+
+
+def test_a_restart_is_noticed_behind_a_replay_too() -> None:
+    world = World()
+    world.publish(3, lost=True)
+    world.stream.opened(world.now)
+    world.answer()
+    world.restart()
+    world.publish(1)
+    assert (world.stream.restarts, world.sink.applied) == (1, words(0, life="a'"))
 
 
 def test_a_publisher_that_starts_again_is_cleared_and_replayed() -> None:
@@ -287,7 +325,8 @@ def test_the_backlog_of_a_replay_is_bounded_and_the_loss_is_noticed() -> None:
     assert world.sink.applied == words(*range(10, BACKLOG_MESSAGES_MAX + 10))
 
 
-steps = st.lists(st.sampled_from(["publish", "miss", "restart", "cut", "open", "answer", "pause", "restart at 1"]), max_size=60)
+STEPS = ["publish", "publish late", "arrive", "miss", "restart", "cut", "open", "answer", "pause", "restart at 1"]
+steps = st.lists(st.sampled_from(STEPS), max_size=60)
 
 
 @examples(400)
@@ -300,13 +339,17 @@ def test_a_precise_stream_without_a_remark_has_applied_exactly_the_publishers_li
         match step:
             case "publish":
                 world.publish(lost=not world.stream.is_open)
+            case "publish late":
+                world.publish(lost=not world.stream.is_open, late=True)
+            case "arrive":
+                world.arrive()
             case "miss":
-                world.publish(lost=True)
+                world.publish(lost=True, late=True)
             case "restart" | "restart at 1":
-                world.stream.lost(world.now)  # a process that ends closes its connections
+                world.lose()  # a process that ends closes its connections
                 world.restart(int(step.endswith("1")))
             case "cut":
-                world.stream.lost(world.now)
+                world.lose()
             case "open":
                 if not world.stream.is_open:
                     world.stream.opened(world.now)
