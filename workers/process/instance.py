@@ -47,6 +47,7 @@ from workers.process.resources import Memory, Pipes, Words, enough_descriptors
 from workers.process.restart import SUPERVISOR
 from workers.process.sockets import NO_PORTS, Sockets, received
 from workers.process.sources import Sources
+from workers.shared.objectives import static_bands
 
 if TYPE_CHECKING:
     from epp.config.effective import EffectiveConfig
@@ -187,6 +188,12 @@ class Instance:
         if sources.in_kubernetes != self.sources.in_kubernetes:
             raise StartError(
                 "the source of endpoints changes between Kubernetes and a discovery plugin: restart the picker with this configuration"
+            )
+        bands, most = len(static_bands(config.flow)), self.memory.flow.schema.bands
+        if bands > most:
+            raise StartError(
+                f"flow control has {bands} bands, and the memory of the pool has room for {most} since the start: "
+                "restart the picker with this configuration"
             )
         memory = self.memory.copied(layout) if copied else self.memory.under(layout)
         if self.pool is not None:

@@ -45,8 +45,10 @@ class ObjectsWatch:
         now: Callable[[], float],
         api: bool = False,
         number: int | None = None,
+        places: int = BANDS_MAX,
     ) -> None:
-        """`static`: the priorities of the bands in the configuration. `flow`: the areas of flow control, or None if it is off.
+        """`static`: the priorities of the bands in the configuration. `flow`: the areas of flow control, or None if it is off. `places`:
+        for how many bands the areas have room if flow control is switched on later.
 
         `api`: whether an API server also gives objects (`set_api_objects`). `number`: the number of the pool; None if the picker has one
         pool.
@@ -63,7 +65,7 @@ class ObjectsWatch:
         self._inherited = False  # whether the document REWRITES may have rules of a predecessor
         self._objectives = PublishedDocument(writer, objectives_of(number), report)
         self._rewrites = PublishedDocument(writer, rewrites_of(number), report)
-        self._bands = BandPlaces(static, flow.schema.bands if flow is not None else BANDS_MAX, empty=self._is_empty, now=now())
+        self._bands = BandPlaces(static, flow.schema.bands if flow is not None else places, empty=self._is_empty, now=now())
         self._warned: frozenset[int] = frozenset()  # the waiting bands of the last warning
         self._warn_at = now()
 
@@ -180,6 +182,7 @@ def objects_watch(instance: Instance, report: Callable[..., None]) -> ObjectsWat
         now=time.monotonic,
         api=instance.sources.asks_objects,
         number=instance.pool,
+        places=instance.memory.flow.schema.bands,
     )
 
 
