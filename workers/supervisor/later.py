@@ -33,7 +33,7 @@ from workers.supervisor.objects_of_pools import PoolsObjects
 from workers.supervisor.page_port import PagePort
 from workers.supervisor.predecessor import Predecessor
 from workers.supervisor.record_keeper import RecordKeeper
-from workers.supervisor.watches import watches
+from workers.supervisor.watches import Watches
 from workers.worker.adoption import Loading, Unusable, show
 
 log = structlog.get_logger()
@@ -60,9 +60,10 @@ def refuse(view: Instance, number: int, problem: BaseException) -> None:
 
 
 class Supervised(Protocol):
-    """The part of a supervisor that `Later` uses. `report`: logs a problem. `checks`: its regular checks."""
+    """The part of a supervisor that `Later` uses. `report`: logs a problem. `checks`: its regular checks, from `watches`."""
 
     instance: Instance
+    watches: Watches
     checks: list[Callable[[float], None]]
     predecessor: Predecessor
     area: Area
@@ -238,7 +239,7 @@ class Later:
 
     def _shown(self, views: Iterable[Instance]) -> None:
         supervisor = self._supervisor
-        supervisor.checks = watches(supervisor.instance, supervisor.index, supervisor.report)
+        supervisor.checks = supervisor.watches.of(supervisor.instance, supervisor.index)
         supervisor.pages.use(supervisor.instance, supervisor.data.table)
         supervisor.records.use(supervisor.instance)
         self._show(views)

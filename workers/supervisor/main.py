@@ -62,7 +62,7 @@ from workers.supervisor.readiness import Readiness
 from workers.supervisor.record_keeper import RecordKeeper
 from workers.supervisor.scaling import READ_S, PoolSignals, ScalingSignal, waiting_in
 from workers.supervisor.served_models import decides, follow_models
-from workers.supervisor.watches import WATCH_EVERY_S, watches
+from workers.supervisor.watches import WATCH_EVERY_S, Watches
 from workers.transport.limits import Limits
 from workers.transport.native import Server
 from workers.worker.extproc.health import Health
@@ -115,6 +115,7 @@ class Supervisor:
         self.pages: PagePort
         self._of_data = contextlib.ExitStack()  # stops the scrapers of the data layer
         self.objects: PoolsObjects
+        self.watches = Watches(report)
         self.checks: list[Callable[[float], None]] = []
         self._later = Later(self)
 
@@ -205,7 +206,7 @@ class Supervisor:
 
             self.exchange.joining.models = ModelsOfPools(self.latency, self._present)
             background.keep(self.exchange.run())
-        self.checks = watches(instance, self.index, report)
+        self.checks = self.watches.of(instance, self.index)
         background.every(WATCH_EVERY_S, self._check)
         background.every(INTACT_EVERY_S, self._check_memory)
         if instance.options.config_watch:

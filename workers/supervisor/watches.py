@@ -14,6 +14,7 @@ from workers.supervisor.index_keeper import IndexKeeper
 from workers.worker.telemetry.cache_prediction import LOOK_S, PredictionWatch, match_name
 
 if TYPE_CHECKING:
+    from epp.config.effective import EffectiveConfig
     from workers.worker.extproc.pool import SharedPool
 
 WATCH_EVERY_S = LOOK_S
@@ -94,16 +95,40 @@ def blind_watch(instance: Instance, report: Callable[..., None]) -> BlindWatch |
     return BlindWatch(plan.detector.name, lambda: flow.total(WAITING), unseen, report)
 
 
-def watches(instance: Instance, index: IndexKeeper, report: Callable[..., None]) -> list[Callable[[float], None]]:
-    """Returns the checks that this configuration needs. The supervisor calls them every WATCH_EVERY_S with the monotonic time.
-
-    One check finds out whether names of shared memory were removed. With a prefix producer, another check compares the servers' cached
-    tokens with the predictions. With flow control, a third check finds out whether requests wait because metrics are missing.
+class Watches:
+    """Knows the checks of a supervisor, and keeps each of them while other parts of the configuration change, because the checks remember
+    what they have seen for minutes.
     """
-    checks: list[Callable[[float], None]] = [NamesWatch(instance, report).look]
-    if match_name(instance.config.pipeline.wiring):
-        checks.append(_prediction_watch(instance, index, report).look)
-    return checks + [watch.look for pool in instance.every if pool.options.pool_name and (watch := blind_watch(pool, report))]
+
+    def __init__(self, report: Callable[..., None]) -> None:
+        self._report = report
+        self._names: NamesWatch | None = None
+        self._prediction: PredictionWatch | None = None
+        self._blind: dict[int, tuple[str, EffectiveConfig, BlindWatch]] = {}  # by the number of the pool: its name and configuration
+
+    def of(self, instance: Instance, index: IndexKeeper) -> list[Callable[[float], None]]:
+        """Returns the checks that the present configurations need. The supervisor calls them every WATCH_EVERY_S with the monotonic time.
+
+        One check finds out whether names of shared memory were removed. If a pool has a prefix producer, another check compares the
+        servers' cached tokens with the predictions. With flow control, a third check finds out whether requests wait because metrics are
+        missing.
+        """
+        self._names = self._names or NamesWatch(instance, self._report)
+        checks: list[Callable[[float], None]] = [self._names.look]
+        if any(match_name(pool.config.pipeline.wiring) for pool in instance.every if pool.options.pool_name):
+            self._prediction = self._prediction or _prediction_watch(instance, index, self._report)
+            checks.append(self._prediction.look)
+        before, self._blind = self._blind, {}
+        for number, pool in enumerate(instance.every):
+            if not (name := pool.options.pool_name):
+                continue
+            known = before.get(number)
+            same = known is not None and known[0] == name and known[1] is pool.config
+            watch = known[2] if known is not None and same else blind_watch(pool, self._report)
+            if watch is not None:
+                self._blind[number] = name, pool.config, watch
+                checks.append(watch.look)
+        return checks
 
 
 def _prediction_watch(instance: Instance, index: IndexKeeper, report: Callable[..., None]) -> PredictionWatch:

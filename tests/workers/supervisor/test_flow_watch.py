@@ -1,20 +1,28 @@
 """The supervisor warns once if requests wait because metrics cannot be read."""
 
 import asyncio
+import copy
 import itertools
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from msgspec import structs
 
+from epp.config.load import load
 from shm.table import State
 from tests.reports import Reports
 from tests.waiting import until
 from tests.workers.flow_world import world
-from workers.supervisor.watches import AGAIN_S, LONG_S, BlindWatch, Unseen, blind_watch
+from tests.workers.instances import made
+from workers.supervisor.watches import AGAIN_S, LONG_S, BlindWatch, Unseen, Watches, blind_watch
 
 STEP_S = 5.0
+INDEX: Any = SimpleNamespace(lost=0)
 LOOKS = int(LONG_S / STEP_S) + 1
 
 
@@ -103,3 +111,33 @@ def test_there_is_no_watch_without_flow_control(tmp_path: Path) -> None:
             assert blind_watch(w.instance, print) is None
 
     asyncio.run(test())
+
+
+def test_the_reload_of_another_pool_does_not_begin_the_watch_of_a_pool_anew(tmp_path: Path) -> None:
+    """A picker with many pools reloads some pool more often than every LONG_S."""
+
+    async def test() -> None:
+        unread = "{type: utilization-detector, parameters: {queueDepthThreshold: 1}}"
+        async with world(tmp_path, "", unread, detector="utilization-detector") as w:
+            w.mark_all(State.UNKNOWN)
+            assert w.shards[0].ask("held").sent
+            assert w.shards[0].ask("waits").waits
+            warnings, start = Reports(), time.monotonic()
+            watches = Watches(warnings)
+            one, other = (replace(w.instance, options=structs.replace(w.instance.options, pool_name=name)) for name in ("one", "other"))
+            for seconds in range(0, int(LONG_S) + 1, 5):
+                pools = one, replace(other, config=copy.copy(other.config))
+                for look in watches.of(replace(w.instance, pools=pools), INDEX):
+                    look(start + seconds)
+            assert [line.split(" seconds")[0] for line in warnings] == ["requests wait because metrics are missing"]
+
+    asyncio.run(test())
+
+
+def test_predictions_are_watched_if_any_pool_has_a_prefix_producer(tmp_path: Path) -> None:
+    text = "plugins: [{type: prefix-cache-scorer}]\n"
+    with made(tmp_path, "plugins: [{type: queue-scorer}]\n") as instance:
+        plain = replace(instance, options=structs.replace(instance.options, pool_name="plain"))
+        prefix = replace(plain, config=load(text, "c.yaml"))
+        one, two = (Watches(Reports()).of(replace(instance, pools=pools), INDEX) for pools in ((plain,), (plain, prefix)))
+        assert (len(one), len(two)) == (1, 2)
