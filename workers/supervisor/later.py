@@ -188,7 +188,7 @@ class Later:
                     continue
                 if not new.used:
                     self._leave(place)
-                elif old.options.endpoints != new.options.endpoints:
+                elif _given(old) != _given(new):
                     await self._follow(new, successor=False)
             self._places_changed({place: Placed(entry.name, entry.port) for place, entry in instance.pool_list.items()})
             self._shown([])
@@ -249,3 +249,9 @@ class Later:
         area = self._supervisor.area
         for view in (self._supervisor.instance, *views):
             show(area, view)
+
+
+def _given(view: Instance) -> tuple[str, int]:
+    """Returns the endpoints in the list of pools and their limit, or "" and 0 for a pool that finds its endpoints in another way."""
+    endpoints = view.options.endpoints
+    return endpoints, view.options.max_endpoints if endpoints else 0

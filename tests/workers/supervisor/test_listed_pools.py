@@ -1,0 +1,71 @@
+"""A running supervisor takes over a changed list of pools."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from epp.config.load import load
+from epp.request.pool_choice import Matched, PoolChoice
+from tests.reports import Reports
+from tests.workers.instances import options, removed
+from workers.process import pool_views
+from workers.process.generations import Given
+from workers.process.instance import Instance
+from workers.process.places import Pool
+from workers.process.pool_list import Listed
+from workers.process.pool_views import relisted
+from workers.supervisor.background import Background
+from workers.supervisor.endpoints.discovery import EndpointSpec
+from workers.supervisor.later import Later
+
+TEXT = "plugins: [{type: queue-scorer}]\n"
+ENDPOINTS = "127.0.0.1:1,127.0.0.1:2,127.0.0.1:3"
+
+
+class Supervised(SimpleNamespace):
+    """The parts of a supervisor that a list of pools changes. `applied`: the ports of the endpoints of the first pool."""
+
+    def __init__(self, instance: Instance) -> None:
+        self.applied: list[int] = []
+        table = SimpleNamespace(apply=self._apply, inherited=lambda _pool: [])
+        super().__init__(
+            instance=instance,
+            area=instance.memory.areas.area(0),
+            predecessor=SimpleNamespace(existed=False),
+            background=Background(),
+            data=SimpleNamespace(table=table),
+            objects=SimpleNamespace(use=lambda _pools: None),
+            watches=SimpleNamespace(of=lambda *_: []),
+            pages=SimpleNamespace(use=lambda *_: None),
+            records=SimpleNamespace(use=lambda _instance: None),
+            index=None,
+            report=Reports(),
+            pools_replaced=lambda: None,
+            file_changed=lambda: None,
+        )
+
+    def _apply(self, specs: Sequence[EndpointSpec], *, complete: bool = True, pool: int = 0) -> None:
+        if pool == 0:
+            self.applied = sorted(spec.port for spec in specs)
+
+
+def test_another_limit_of_a_pool_holds_at_once_for_its_present_endpoints(tmp_path: Path) -> None:
+    given = Given(TEXT, "c.yaml", {})
+    pools = [Pool(name, given, load(TEXT, "c.yaml"), ENDPOINTS, 4) for name in ("a", "b")]
+    listed = {place: Listed(pool.name, 0, (f"{pool.name}.svc",), (), ENDPOINTS, 4) for place, pool in enumerate(pools)}
+    choice = PoolChoice([Matched("a", 0, ("a.svc",)), Matched("b", 0, ("b.svc",))])
+
+    async def main(instance: Instance) -> None:
+        supervised: Any = Supervised(instance)
+        later = Later(supervised)
+        await later.follow_endpoints()
+        assert supervised.applied == [1, 2, 3]
+        for number, most in enumerate((2, 3), start=2):
+            entry = Listed("a", 0, ("a.svc",), (), ENDPOINTS, most)
+            await later._use_list(relisted(supervised.instance, {**supervised.instance.pool_list, 0: entry}, number))
+            assert len(supervised.applied) == most
+
+    with removed(pool_views.create(options(tmp_path, max_endpoints=8), pools, choice, {}, pool_list=listed)) as instance:
+        asyncio.run(main(instance))
