@@ -310,7 +310,13 @@ class WorkerPools:
         self._turn.give()
         for then in self._waiting.pop(pool):
             then()
-        asyncio.get_running_loop().call_soon(self._load)
+        asyncio.get_running_loop().call_soon(self._next)
+
+    def _next(self) -> None:
+        """Begins the next load. Later configurations of loaded pools go first, because the parent waits for them only for SPREAD_S."""
+        if self._unsettled:
+            self._adopt()
+        self._load()
 
 
 def _another(old: Instance, new: Instance) -> bool:

@@ -21,6 +21,7 @@ from workers.process.places import DEFAULT, Places, Pool
 from workers.process.pool_views import create_places, tell_assigned
 from workers.shared.documents import Placed
 from workers.shared.pool_crashes import CRASHES, Culprit, PoolCrashes
+from workers.worker import adoption, worker_pools
 from workers.worker.worker_pools import WorkerPools
 
 
@@ -99,10 +100,10 @@ class World:
         return self.pools.app(place)
 
 
-def scenario(folder: Path, main: Callable[[World], Awaitable[None]]) -> None:
+def scenario(folder: Path, main: Callable[[World], Awaitable[None]], places: int = 2) -> None:
     configuration = Pool(DEFAULT, Given(None, "", {}), load(None, ""), "", 4)
-    places = Places({DEFAULT: configuration}, free_ports(2), service="epp")
-    with removed(create_places(options(folder, pool_given=True), places)) as instance:
+    found = Places({DEFAULT: configuration}, free_ports(places), service="epp")
+    with removed(create_places(options(folder, pool_given=True), found)) as instance:
 
         async def run() -> None:
             await main(World(instance))
@@ -181,3 +182,33 @@ def test_the_records_and_times_of_answers_are_sent_at_each_heartbeat_also_while_
         assert world.beats == [1.0, 1.1]
 
     scenario(tmp_path, main)
+
+
+def test_a_reload_does_not_wait_until_all_pools_are_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a start, hundreds of pools may have to be loaded, and the parent waits only for SPREAD_S."""
+    begun: list[tuple[int | None, int]] = []
+    ends: list[Callable[[], None]] = []
+
+    class Loading:
+        def __init__(self, instance: Instance, then: Callable[[Any, Any], None], *, load: Any = None, number: int = 0) -> None:
+            self.number = number or instance.generations.number
+            begun.append((instance.pool, instance.generations.number))
+            ends.append(lambda: then(self, OSError("not in this test")))
+
+    async def main(world: World) -> None:
+        world.assign({0: "one", 1: "two"})
+        await world.app(0)
+        monkeypatch.setattr(adoption, "Loading", Loading)
+        monkeypatch.setattr(worker_pools, "Loading", Loading)
+        world.assign({0: "one", 1: "two", 2: "three", 3: "four"})
+        for place in (1, 2, 3):
+            world.pools.wanted(place, lambda: None)
+        world.instance.generations.of(0).publish(1, 2)
+        world.pools.look()
+        for _ in range(3):
+            ends[-1]()
+            await turns(2)
+            world.pools.look()
+        assert begun == [(1, 0), (0, 2), (2, 0), (3, 0)]
+
+    scenario(tmp_path, main, places=4)
