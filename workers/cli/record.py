@@ -14,7 +14,7 @@ import click
 from epp.recording.trace import requests
 from shm.segment import SegmentError
 from workers.cli.output import echo
-from workers.cli.which import Named, check_pool, picker_options
+from workers.cli.which import Named, picker_options
 from workers.shared.recording import Unreadable, asks
 from workers.shared.recording.export import to_jsonl, to_parquet
 from workers.shared.recording.lengths import Lengths, is_streamed
@@ -55,7 +55,6 @@ def command(seconds: float, folder: str, pool: str, picker: Named) -> None:
         found = picker.find()
     except SegmentError as refused:
         raise click.ClickException(str(refused)) from refused
-    check_pool(pool, found.pools)
     run_dir, name, ask = picker.run_dir, found.name, asks.RecordAsk(uuid.uuid4().hex, os.path.abspath(folder), seconds, pool)
     _put(run_dir, name, ask)
     try:

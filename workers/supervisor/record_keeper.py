@@ -180,7 +180,7 @@ class RecordKeeper:
             self._refuse(ask, f"the picker records into {running.files.folder} already, {left}")
         else:
             self._end()
-            if why := no_such_pool(ask.pool, self._pools()):
+            if why := no_such_pool(ask.pool, [pool.options.pool_name for pool in self._instance.pools]):
                 self._refuse(ask, why)
                 self._begin_recent()
             elif why := self._begin(ask.folder, ask):
