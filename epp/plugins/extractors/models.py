@@ -13,6 +13,7 @@ from epp.protocol.models import Model
 SERVED_MODELS: Column[frozenset[str]] = Column("served_models", frozenset)
 MODELS_MAX = 1024
 MODEL_NAME_BYTES_MAX = 512
+UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 COUNT_MAX = 1 << 53  # larger numbers are not exact in JSON
 
 
@@ -34,7 +35,7 @@ def models_of(page: bytes) -> list[Model]:
     """Returns the models on a page, without fields of an unexpected type. Raises ExtractError if the page is rejected."""
     try:
         found = _decoder.decode(page).data
-    except msgspec.MsgspecError as wrong:
+    except UNREADABLE as wrong:
         raise ExtractError(f"the list of models cannot be read: {wrong}") from None
     if len(found) > MODELS_MAX or any(len(model.id.encode()) > MODEL_NAME_BYTES_MAX for model in found):
         raise ExtractError(f"more than {MODELS_MAX} models, or one with a name over {MODEL_NAME_BYTES_MAX} bytes")

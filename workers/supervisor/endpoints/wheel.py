@@ -7,7 +7,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Final, Protocol, TypeAlias
 
-from epp.plugins.extractors._pages import NONE, Extracted, Reader
+from epp.plugins.extractors._pages import NONE, Extracted, ExtractError, Reader
+from workers.host.log import error_text
 from workers.shared.scrape_pace import Pace, Pacing
 from workers.supervisor.endpoints.http_answer import HttpError
 from workers.supervisor.endpoints.http_client import Attempt, Connected, get_request
@@ -84,6 +85,10 @@ class Target:
         before = spent() if large else 0.0
         try:
             return self.reader.extract(page)
+        except ExtractError:
+            raise
+        except Exception as fault:  # of an extractor, perhaps of a foreign one: a failure of this page only
+            raise ExtractError(f"its extractor failed: {error_text(fault)}") from fault
         finally:
             if large and (took := spent() - before) > COSTLY_S:
                 self.not_before = now + min(took * COSTLY_PAUSE, FLOOD_PAUSE_S)

@@ -1,9 +1,12 @@
 """The data sources besides the metrics of engines, and what their extractors make of pages. Expected values are computed by hand."""
 
+import contextlib
 from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from epp.candidates import Candidates
 from epp.config import registry
@@ -103,11 +106,21 @@ def test_the_set_stays_the_same_object_while_the_answer_does() -> None:
     [
         b"", b"[]", b'{"data":1}', b'{"data":[{}]}', b'{"data":[{"id":7}]}', b'{"data":[{"id":"' + b"x" * 513 + b'"}]}',
         b'{"data":[' + b",".join(b'{"id":"%d"}' % n for n in range(1025)) + b"]}",
+        b"\xff", b'{"data":[{"id":"\xff"}]}', b'{"data":[{"id":"x","root":%b%b}]}' % (b"[" * 5000, b"]" * 5000),
     ],
 )  # fmt: skip
 def test_a_list_that_is_none_is_rejected(page: bytes) -> None:
     with pytest.raises(ExtractError):
         read("models-data-extractor", page, SERVED_MODELS)
+
+
+FORMS = [b"%b", b'{"data":%b}', b'{"data":[%b]}', b'{"data":[{"id":"%b"}]}', b'{"data":[{"id":"x",%b}]}']
+
+
+@given(st.binary(max_size=60), st.sampled_from(FORMS))
+def test_any_bytes_are_a_list_of_models_or_are_rejected(noise: bytes, form: bytes) -> None:
+    with contextlib.suppress(ExtractError):
+        read("models-data-extractor", form % noise, SERVED_MODELS)
 
 
 POOL = b"""\

@@ -182,6 +182,25 @@ def test_a_page_with_an_invalid_value_fails_with_the_name_of_the_metric_and_keep
     assert connection in bench.net.open
 
 
+class Broken:
+    def extract(self, page: bytes) -> Extracted:
+        raise KeyError("power")
+
+
+def test_a_fault_of_an_extractor_fails_the_page_and_keeps_the_connection() -> None:
+    bench = Bench()
+    bench.scraper.add("a", 1, ("10.0.0.1", 8000), Broken())
+    bench.turn()
+    connection = bench.net.attempts[0].succeed()
+    for failed in (1, 2):
+        connection.answer()
+        assert bench.scraper.counters.extract_errors == failed
+        bench.turn(10)
+        assert bench.net.requested[failed:] == [connection]
+    assert bench.seen.bad == [("a", "extract", False)] * 2
+    assert "KeyError" in bench.seen.failures[0].text and connection in bench.net.open
+
+
 def test_a_value_that_cannot_be_read_counts_once_while_it_lasts_and_the_page_is_taken() -> None:
     bench = Bench()
     target = bench.scraper.add("a", 1, ("10.0.0.1", 8000), EXTRACTOR.extraction({}, (WAITING, RUNNING)))
