@@ -118,8 +118,18 @@ def _completion(body: Completion, request: Request) -> None:
 
 
 def _embedding(body: Embedding, request: Request) -> None:
+    given = body.messages if blank(body.input) else body.input
+    if _conversations(given):
+        request.prompt = Prompt(lambda: _canonical.items(front(body), EMPTY, given))
+        _extents.describe(request, unseen=_extents.item_tokens(given))
+        return
     prompt = request.prompt = _prompt(body.input, "embeddings", "input")
     _extents.describe(request, prompts=_extents.prompts_of(body.input, len(prompt.several)))
+
+
+def _conversations(raw: Raw) -> bool:
+    """Returns whether a value is a list of messages, or a list of such lists."""
+    return bytes(memoryview(raw)[:64]).translate(None, b" \t\r\n").startswith((b"[{", b"[[{"))
 
 
 def _image(body: Image, request: Request) -> None:

@@ -48,6 +48,7 @@ class _Prompt(msgspec.Struct):
 
 class _Input(msgspec.Struct):
     input: Any = None
+    messages: Any = None
 
 
 class _Items(msgspec.Struct):
@@ -105,10 +106,17 @@ def completions(body: Body) -> Parts:
 
 
 def embeddings(body: Body) -> Parts:
-    """Returns the input's token ids, or the input as JSON if it has no token ids."""
-    value = _decoded(_input, body, TOKENS_MAX).input
-    parts = _texts(value, body)
+    """Returns the input's token ids, or the input as JSON if it has no token ids: texts, or conversations."""
+    decoded = _decoded(_input, body, TOKENS_MAX)
+    value = decoded.input or decoded.messages
+    parts = Parts() if _has_messages(value) else _texts(value, body)
     return parts if parts.token_ids else Parts(prompts=((_encoder.encode(value),),))
+
+
+def _has_messages(value: Any) -> bool:
+    while isinstance(value, list) and value:
+        value = value[0]
+    return isinstance(value, dict)
 
 
 def responses(body: Body) -> Parts:

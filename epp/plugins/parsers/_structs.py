@@ -81,10 +81,6 @@ class Completion(Body):
     best_of: Scalar = None
 
 
-class Embedding(Body):
-    input: Raw = EMPTY
-
-
 class Front(Body):
     """Decodes what chat templates put before the messages of a conversation, or use for all messages."""
 
@@ -92,6 +88,13 @@ class Front(Body):
     chat_template_kwargs: Raw = EMPTY
     documents: Raw = EMPTY
     tools: Raw = EMPTY
+
+
+class Embedding(Front):
+    """Decodes texts, token ids or, for a model with a chat template, conversations. vLLM takes these as `input` or as `messages`."""
+
+    input: Raw = EMPTY
+    messages: Raw = EMPTY
 
 
 class Chat(Front):
