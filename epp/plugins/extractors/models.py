@@ -12,16 +12,20 @@ from epp.protocol.models import Model
 
 SERVED_MODELS: Column[frozenset[str]] = Column("served_models", frozenset)
 MODELS_MAX = 1024
+# vLLM lists a model with an id of its own and one of its permission.
+IDS_MAX = 4 * MODELS_MAX
 MODEL_NAME_BYTES_MAX = 512
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+VALUE_BYTES_MAX = 6 * MODEL_NAME_BYTES_MAX + 2  # a name in JSON takes up to six bytes for each of its own
+EMPTY = msgspec.Raw()
 COUNT_MAX = 1 << 53  # larger numbers are not exact in JSON
 
 
 class _Model(msgspec.Struct):
     id: str
-    root: Any = None
-    parent: Any = None
-    max_model_len: Any = None
+    root: msgspec.Raw = EMPTY
+    parent: msgspec.Raw = EMPTY
+    max_model_len: msgspec.Raw = EMPTY
 
 
 class _Answer(msgspec.Struct):
@@ -29,10 +33,13 @@ class _Answer(msgspec.Struct):
 
 
 _decoder = msgspec.json.Decoder(_Answer)
+_value = msgspec.json.Decoder(str | int | float | bool | None).decode
 
 
 def models_of(page: bytes) -> list[Model]:
     """Returns the models on a page, without fields of an unexpected type. Raises ExtractError if the page is rejected."""
+    if page.count(b'"id"') > IDS_MAX:
+        raise ExtractError(f"more than {IDS_MAX} ids, for at most {MODELS_MAX} models")
     try:
         found = _decoder.decode(page).data
     except UNREADABLE as wrong:
@@ -42,11 +49,23 @@ def models_of(page: bytes) -> list[Model]:
     return [Model(model.id, _name(model.root), _name(model.parent), _count(model.max_model_len)) for model in found]
 
 
-def _name(value: Any) -> str:
+def _scalar(raw: msgspec.Raw) -> object:
+    """Decodes a single value; None if it is too long, or a list or an object, which the event loop would wait for."""
+    if not 0 < len(memoryview(raw)) <= VALUE_BYTES_MAX:
+        return None
+    try:
+        return _value(raw)
+    except UNREADABLE:
+        return None
+
+
+def _name(raw: msgspec.Raw) -> str:
+    value = _scalar(raw)
     return value if isinstance(value, str) and len(value.encode()) <= MODEL_NAME_BYTES_MAX else ""
 
 
-def _count(value: Any) -> int:
+def _count(raw: msgspec.Raw) -> int:
+    value = _scalar(raw)
     return value if type(value) is int and 0 < value < COUNT_MAX else 0
 
 

@@ -1,6 +1,7 @@
 """The data sources besides the metrics of engines, and what their extractors make of pages. Expected values are computed by hand."""
 
 import contextlib
+import tracemalloc
 from typing import Any
 
 import msgspec
@@ -13,7 +14,8 @@ from epp.config import registry
 from epp.data import CLUSTER_KV_USAGE, CLUSTER_QUEUE, KV_USAGE, WAITING, Column
 from epp.plugins.extractors._pages import Extracted, ExtractError
 from epp.plugins.extractors.dcgm import GPU_UTILIZATION
-from epp.plugins.extractors.models import SERVED_MODELS
+from epp.plugins.extractors.models import SERVED_MODELS, models_of
+from epp.protocol.models import Model
 from tests.epp.plugins.calls import made, score
 from tests.fakes import candidates
 
@@ -112,6 +114,18 @@ def test_the_set_stays_the_same_object_while_the_answer_does() -> None:
 def test_a_list_that_is_none_is_rejected(page: bytes) -> None:
     with pytest.raises(ExtractError):
         read("models-data-extractor", page, SERVED_MODELS)
+
+
+def test_fields_of_models_with_very_many_values_take_no_memory_for_them() -> None:
+    many = b"[" + b"[]," * 100_000 + b"[]]"
+    page = b'{"data":[{"id":"x","root":%b,"parent":%b,"max_model_len":%b}]}' % (many, many, many)
+    tracemalloc.start()
+    try:
+        assert models_of(page) == [Model("x", "", "", 0)]
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < len(page) / 10
 
 
 FORMS = [b"%b", b'{"data":%b}', b'{"data":[%b]}', b'{"data":[{"id":"%b"}]}', b'{"data":[{"id":"x",%b}]}']
