@@ -64,7 +64,8 @@ def command(seconds: float, folder: str, pool: str, picker: Named) -> None:
     for file in state.files:
         echo(file)
     lost = f", {state.lost} lost ({state.why or 'a pipe was full'})" if state.lost else ""
-    echo(f"{state.records} records, {state.bytes / 1e6:.1f} MB{lost}", err=True)
+    early = f"; it ended early: {state.why}" if state.why and not state.lost else ""
+    echo(f"{state.records} records, {state.bytes / 1e6:.1f} MB{lost}{early}", err=True)
 
 
 @click.command("export")

@@ -125,9 +125,18 @@ class RecordKeeper:
         return Recorded("", self._why_not) if running is None else Recorded(os.path.abspath(running.files.folder))
 
     def use(self, instance: Instance) -> None:
-        """Records the columns and pools of a later configuration from now on."""
+        """Records the columns and pools of a later configuration from now on. Ends a recording of a pool that is gone, because another pool
+        may have its place.
+        """
         self._instance = instance
         self._endpoints.use(instance)
+        running = self._running
+        recorded = running.ask.pool if running is not None and running.ask is not None else ""
+        if running is not None and recorded and recorded not in self._pools():
+            running.why = f"the pool '{recorded}' is gone"
+            log.warning("recording ends early", why=running.why)
+            self._end()
+            self._begin_recent()
 
     def take(self, data: bytes) -> None:
         """Takes one packet of a worker. Raises CorruptPacket."""
