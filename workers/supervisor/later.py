@@ -183,6 +183,8 @@ class Later:
         supervisor = self._supervisor
         async with self._changing:
             before, supervisor.instance = supervisor.instance, instance
+            # First, because what was learned of a pool that is gone is saved with the endpoints of the pool.
+            self._places_changed({place: Placed(entry.name, entry.port) for place, entry in instance.pool_list.items()})
             for place, (old, new) in enumerate(zip(before.pools, instance.pools, strict=True)):
                 if old is new:
                     continue
@@ -190,7 +192,6 @@ class Later:
                     self._leave(place)
                 elif _given(old) != _given(new):
                     await self._follow(new, successor=False)
-            self._places_changed({place: Placed(entry.name, entry.port) for place, entry in instance.pool_list.items()})
             self._shown([])
 
     def assign(self, names: PlacedPools) -> None:

@@ -1,7 +1,7 @@
 """A running supervisor takes over a changed list of pools."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,10 +25,13 @@ ENDPOINTS = "127.0.0.1:1,127.0.0.1:2,127.0.0.1:3"
 
 
 class Supervised(SimpleNamespace):
-    """The parts of a supervisor that a list of pools changes. `applied`: the ports of the endpoints of the first pool."""
+    """The parts of a supervisor that a list of pools changes. `applied`: the ports of the endpoints of the first pool. `order`: the pools
+    that got other endpoints, and "saved" when the parts of the supervisor learn that pools are gone.
+    """
 
     def __init__(self, instance: Instance) -> None:
         self.applied: list[int] = []
+        self.order: list[int | str] = []
         table = SimpleNamespace(apply=self._apply, inherited=lambda _pool: [])
         super().__init__(
             instance=instance,
@@ -42,30 +45,49 @@ class Supervised(SimpleNamespace):
             records=SimpleNamespace(use=lambda _instance: None),
             index=None,
             report=Reports(),
-            pools_replaced=lambda: None,
+            pools_replaced=lambda: self.order.append("saved"),
             file_changed=lambda: None,
         )
 
     def _apply(self, specs: Sequence[EndpointSpec], *, complete: bool = True, pool: int = 0) -> None:
+        self.order.append(pool)
         if pool == 0:
             self.applied = sorted(spec.port for spec in specs)
 
 
-def test_another_limit_of_a_pool_holds_at_once_for_its_present_endpoints(tmp_path: Path) -> None:
+def scenario(folder: Path, main: Callable[[Later, Any], Awaitable[None]]) -> None:
+    """Runs a function with the pools `a` and `b`, which have the same endpoints."""
     given = Given(TEXT, "c.yaml", {})
     pools = [Pool(name, given, load(TEXT, "c.yaml"), ENDPOINTS, 4) for name in ("a", "b")]
     listed = {place: Listed(pool.name, 0, (f"{pool.name}.svc",), (), ENDPOINTS, 4) for place, pool in enumerate(pools)}
     choice = PoolChoice([Matched("a", 0, ("a.svc",)), Matched("b", 0, ("b.svc",))])
 
-    async def main(instance: Instance) -> None:
+    async def run(instance: Instance) -> None:
         supervised: Any = Supervised(instance)
         later = Later(supervised)
         await later.follow_endpoints()
+        await main(later, supervised)
+
+    with removed(pool_views.create(options(folder, max_endpoints=8), pools, choice, {}, pool_list=listed)) as instance:
+        asyncio.run(run(instance))
+
+
+def test_another_limit_of_a_pool_holds_at_once_for_its_present_endpoints(tmp_path: Path) -> None:
+    async def main(later: Later, supervised: Any) -> None:
         assert supervised.applied == [1, 2, 3]
         for number, most in enumerate((2, 3), start=2):
             entry = Listed("a", 0, ("a.svc",), (), ENDPOINTS, most)
             await later._use_list(relisted(supervised.instance, {**supervised.instance.pool_list, 0: entry}, number))
             assert len(supervised.applied) == most
 
-    with removed(pool_views.create(options(tmp_path, max_endpoints=8), pools, choice, {}, pool_list=listed)) as instance:
-        asyncio.run(main(instance))
+    scenario(tmp_path, main)
+
+
+def test_what_was_learned_of_a_pool_that_is_gone_is_saved_while_its_endpoints_are_known(tmp_path: Path) -> None:
+    async def main(later: Later, supervised: Any) -> None:
+        supervised.order.clear()
+        moved = Listed("a", 0, ("a.svc",), (), "127.0.0.1:9", 4)
+        await later._use_list(relisted(supervised.instance, {0: moved}, 2))
+        assert supervised.order[0] == "saved" and sorted(supervised.order[1:]) == [0, 1]
+
+    scenario(tmp_path, main)
