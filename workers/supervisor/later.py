@@ -19,6 +19,7 @@ import structlog
 
 from shm.areas import SUPERVISOR_AREA, Area
 from workers.host.log import error_text
+from workers.host.yaml_files import DiscoveryError
 from workers.process import StartError
 from workers.process.generations import GenerationLost
 from workers.process.instance import Instance
@@ -163,7 +164,7 @@ class Later:
             if renewed or before.layout.table.columns != supervisor.instance.layout.table.columns:
                 self._renew_data(but=place if renewed and not view.sources.in_kubernetes else None)
             if view.pool is not None and not old.used and not view.sources.in_kubernetes:
-                await self._follow(view, successor=False)
+                await self._follow_new(view)
             elif renewed and not view.sources.in_kubernetes:
                 await self._follow(view, successor=True)
             supervisor.objects.reconfigured(old, view)
@@ -191,7 +192,7 @@ class Later:
                 if not new.used:
                     self._leave(place)
                 elif _given(old) != _given(new):
-                    await self._follow(new, successor=False)
+                    await self._follow_new(new)
             self._shown([])
 
     def assign(self, names: PlacedPools) -> None:
@@ -221,6 +222,13 @@ class Later:
         self._following[place] = await follow_configured(
             view, lambda: supervisor.data.table, supervisor.background, report, changed, successor=successor
         )
+
+    async def _follow_new(self, view: Instance) -> None:
+        """Follows other endpoints than before. If their file is bad, reports this, and waits until the file is good."""
+        try:
+            await self._follow(view, successor=False)
+        except DiscoveryError:
+            await self._follow(view, successor=True)
 
     def _leave(self, place: int) -> None:
         """Ends the use of the endpoints of a pool."""

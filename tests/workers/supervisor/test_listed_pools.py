@@ -6,21 +6,26 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from epp.config.load import load
 from epp.request.pool_choice import Matched, PoolChoice
 from tests.reports import Reports
+from tests.waiting import until
 from tests.workers.instances import options, removed
 from workers.process import pool_views
-from workers.process.generations import Given
+from workers.process.generations import Bundle, Given
 from workers.process.instance import Instance
 from workers.process.places import Pool
 from workers.process.pool_list import Listed
 from workers.process.pool_views import relisted
 from workers.supervisor.background import Background
+from workers.supervisor.endpoints import endpoints_file
 from workers.supervisor.endpoints.discovery import EndpointSpec
 from workers.supervisor.later import Later
 
 TEXT = "plugins: [{type: queue-scorer}]\n"
+DISCOVERY = "dataLayer: {discovery: {pluginRef: file}}\n"
 ENDPOINTS = "127.0.0.1:1,127.0.0.1:2,127.0.0.1:3"
 
 
@@ -32,19 +37,20 @@ class Supervised(SimpleNamespace):
     def __init__(self, instance: Instance) -> None:
         self.applied: list[int] = []
         self.order: list[int | str] = []
-        table = SimpleNamespace(apply=self._apply, inherited=lambda _pool: [])
+        table = SimpleNamespace(apply=self._apply, inherited=lambda _pool: [], resume=lambda _pool: None)
         super().__init__(
             instance=instance,
             area=instance.memory.areas.area(0),
             predecessor=SimpleNamespace(existed=False),
             background=Background(),
             data=SimpleNamespace(table=table),
-            objects=SimpleNamespace(use=lambda _pools: None),
+            objects=SimpleNamespace(use=lambda _pools: None, reconfigured=lambda *_: None),
             watches=SimpleNamespace(of=lambda *_: []),
             pages=SimpleNamespace(use=lambda *_: None),
             records=SimpleNamespace(use=lambda _instance: None),
             index=None,
             report=Reports(),
+            renew_data=lambda: None,
             pools_replaced=lambda: self.order.append("saved"),
             file_changed=lambda: None,
         )
@@ -89,5 +95,25 @@ def test_what_was_learned_of_a_pool_that_is_gone_is_saved_while_its_endpoints_ar
         moved = Listed("a", 0, ("a.svc",), (), "127.0.0.1:9", 4)
         await later._use_list(relisted(supervised.instance, {0: moved}, 2))
         assert supervised.order[0] == "saved" and sorted(supervised.order[1:]) == [0, 1]
+
+    scenario(tmp_path, main)
+
+
+def test_a_pool_that_comes_before_its_endpoints_file_does_not_end_the_supervisor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoints_file, "LOOK_EVERY_S", 0.01)
+    path = tmp_path / "endpoints.yaml"
+    text = f"{TEXT[:-2]}, {{type: file-discovery, name: file, parameters: {{path: {path}, watchFile: true}}}}]\n{DISCOVERY}"
+
+    async def main(later: Later, supervised: Any) -> None:
+        new = Listed("c", 0, ("c.svc",), (), "", 4, since=2)
+        await later._use_list(relisted(supervised.instance, {0: new, 1: supervised.instance.pool_list[1]}, 2))
+        view = supervised.instance.pools[0]
+        bundle = Bundle(2, "c.yaml", text, "", {}, view.layout.names, 0.0, pool="c")
+        await later._use(view.under(load(text, "c.yaml"), bundle).with_scrape_tls())
+        assert supervised.applied == []
+        assert [str(path) in line for line in supervised.report] == [True]
+        path.write_text("endpoints:\n- {name: a, address: 127.0.0.1, port: 7}\n")
+        await until(lambda: supervised.applied == [7])
+        supervised.background.close()
 
     scenario(tmp_path, main)
