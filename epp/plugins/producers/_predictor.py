@@ -16,6 +16,7 @@ import msgspec
 
 from epp.errors import ProducerFailed
 from epp.plugin import Plugin, Services, Waiting
+from epp.protocol.usage_structs import UNREADABLE
 
 PREDICT_S = 0.4  # the longest wait of a decision
 # The call gets this much less time than the decision waits, so that it ends by its own timeout and not by being cancelled.
@@ -213,7 +214,7 @@ class Predictor:
             raise ProducerFailed(f"'{self._plugin.name}': {url} answered {answer.status}: {text}")
         try:
             predictions = _predictions.decode(answer.body).predictions
-        except msgspec.MsgspecError as problem:
+        except UNREADABLE as problem:
             raise ProducerFailed(f"'{self._plugin.name}': the answer of {url} has no predictions: {problem}") from None
         if len(predictions) != len(batch.rows):
             counts = f"{len(predictions)} predictions for {len(batch.rows)} rows"

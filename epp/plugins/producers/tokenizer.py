@@ -21,6 +21,7 @@ from epp.errors import ProducerFailed
 from epp.metrics import counter
 from epp.plugin import Count, DataProducer, Services, Waiting, plugin
 from epp.plugins.producers import _estimate
+from epp.protocol.usage_structs import UNREADABLE
 from epp.quantities import named_duration
 from epp.request import Media, Parts, Request
 from epp.request.tokens import NO_TOKENS, TOKENS, Feature, PromptTokens, TokenizedPrompt
@@ -216,7 +217,7 @@ class Tokens(DataProducer):
     def _members(self, body: bytes | memoryview) -> dict[str, Any]:
         try:
             return _members.decode(body)
-        except msgspec.MsgspecError as problem:
+        except UNREADABLE as problem:
             raise ProducerFailed(f"'{self.name}' cannot read the request's body: {problem}") from None
 
     async def _messages(self, parts: Parts, timeout_s: float) -> list[PromptTokens] | None:
@@ -287,7 +288,7 @@ class Tokens(DataProducer):
             )
         try:
             return decode(answer.body)
-        except msgspec.MsgspecError as problem:
+        except UNREADABLE as problem:
             text = f"'{self.name}': the answer of {url} is not a rendered prompt: {problem}"
             raise _NoTokens(text, f"no token ids from {path}: compare vllm.url") from None
 

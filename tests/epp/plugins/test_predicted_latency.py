@@ -252,6 +252,7 @@ def test_a_producer_that_only_trains_asks_nothing() -> None:
     [
         ((b"busy", 503), "answered 503: busy"),
         ((b"[]", 200), "no predictions"),
+        ((b'{"more":' + b"[" * 100_000, 200), "no predictions"),
         ((b'{"predictions":[]}', 200), "has 0 predictions for 3 rows"),
         (OSError("POST http://localhost:8001/x: refused"), "refused"),
         (TimeoutError("POST http://localhost:8001/x: not done within 0.38 s"), "not done"),

@@ -173,6 +173,7 @@ def test_token_ids_in_the_request_are_used_and_a_request_that_cannot_be_rendered
         ((b"off", 501), "answered 501$", "501 from PATH: start vLLM with --enable-scale-out"),
         ((b"{}", 200), "not a rendered prompt", "no token ids from PATH: compare vllm.url"),
         ((b'{"token_ids":[-1]}', 200), "not a rendered prompt", "no token ids from PATH: compare vllm.url"),
+        ((b'{"token_ids":[1],"more":' + b"[" * 100_000, 200), "not a rendered prompt", "no token ids from PATH: compare vllm.url"),
         (OSError("POST http://localhost:8000/x: refused"), "refused", "no answer from PATH: compare vllm.url"),
         (
             TimeoutError("POST http://localhost:8000/x: not done within 5 s"),
