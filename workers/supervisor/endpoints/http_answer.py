@@ -218,8 +218,8 @@ class ServerAnswer:
             return page
         try:
             return gunzip(page, PAGE_BYTES_MAX)
-        except TooLong as failure:
-            raise HttpError("too-large", f"a page of {failure}") from None
+        except TooLong as longer:
+            raise HttpError("too-large", f"a page of {longer}") from None
         except ValueError as failure:
             raise HttpError("gzip", f"the gzip body cannot be decompressed: {failure}") from None
 
