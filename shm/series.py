@@ -27,7 +27,6 @@ labels mean, or which labels to fold.
 import sys
 from collections.abc import Container
 from typing import Final, Protocol
-from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -157,8 +156,7 @@ class SeriesWriter:
         self.words: memoryview = region.bytes.cast("q")
         self.gauge_at, self.counter_at = schema.gauge_at, schema.counter_at
         self.histogram_index = schema.histogram_index
-        self.epoch = 0
-        self._parts: WeakValueDictionary[tuple[int, str], SeriesPart] = WeakValueDictionary()  # by place and value
+        self._epoch = 0
         self._names: Names = names if names is not None else Unnamed()
         self._histograms = Histograms(region, schema.area_bytes // WORD, schema.histograms_at, [bounds for _, bounds in schema.histograms])
         # The words of a block that stay the same while the block counts nothing: all but its labels and gauges.
@@ -170,6 +168,11 @@ class SeriesWriter:
         self._free: list[int] = []
         self._fine = 0  # the number of stored tuples that have a coarser tuple to be counted in
         self._recall()
+
+    @property
+    def epoch(self) -> int:
+        """A number that grows when blocks are freed."""
+        return self._epoch
 
     def block(self, labels: Labels) -> int:
         """Returns the offset of this label tuple's block, in words. Creates the block if the tuple is new."""
@@ -220,17 +223,12 @@ class SeriesWriter:
             self.words[block + LIFE] = FREE
             self._free.append(block)
             self._fine -= self._names.coarse(labels) != labels
-        self.epoch += bool(freed)
-        for part in self._parts.values():
-            part.epoch = self.epoch
+        self._epoch += bool(freed)
         return bool(freed)
 
     def part(self, place: int, value: str) -> "SeriesPart":
         """Returns a writer of the same area for tuples with this value as the label at `place`."""
-        part = self._parts.get((place, value))
-        if part is None:
-            part = self._parts[place, value] = SeriesPart(self, place, value)
-        return part
+        return SeriesPart(self, place, value)
 
     def _recall(self) -> None:
         schema, words, names = self.schema, self.words, self._names
@@ -287,12 +285,16 @@ class SeriesPart(SeriesWriter):
     """
 
     def __init__(self, whole: SeriesWriter, place: int, value: str) -> None:
-        self.schema, self.words, self.epoch = whole.schema, whole.words, whole.epoch
+        self.schema, self.words = whole.schema, whole.words
         self.gauge_at, self.counter_at = whole.gauge_at, whole.counter_at
         self.histogram_index, self._histograms = whole.histogram_index, whole._histograms
         self._whole = whole
         self._place = place
         self._value = value
+
+    @property
+    def epoch(self) -> int:
+        return self._whole.epoch
 
     def block(self, labels: Labels) -> int:
         return self._whole.block((*labels[: self._place], self._value, *labels[self._place + 1 :]))

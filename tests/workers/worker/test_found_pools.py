@@ -13,6 +13,7 @@ from epp.config.load import load
 from epp.errors import Cause, Refused
 from epp.request.pool_choice import UNDECIDED
 from loadtest.demo.ports import free_ports
+from tests.modes import interpreted_only
 from tests.waiting import turns
 from tests.workers.instances import options, removed
 from workers.process.generations import Given
@@ -184,6 +185,7 @@ def test_the_records_and_times_of_answers_are_sent_at_each_heartbeat_also_while_
     scenario(tmp_path, main)
 
 
+@interpreted_only("replaces a class")
 def test_a_reload_does_not_wait_until_all_pools_are_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a start, hundreds of pools may have to be loaded, and the parent waits only for SPREAD_S."""
     begun: list[tuple[int | None, int]] = []
