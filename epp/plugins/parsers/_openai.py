@@ -111,9 +111,13 @@ def _listed(raw: Raw) -> tuple[list[bytes], bytes]:
 
 
 def _completion(body: Completion, request: Request) -> None:
-    prompt = request.prompt = _prompt(body.prompt, "completions", "prompt")
+    embedded = blank(body.prompt) and not blank(body.prompt_embeds)
+    if embedded:
+        request.prompt = Prompt(lambda: _plain_prompts.embeddings(body.prompt_embeds))
+    else:
+        request.prompt = _prompt(body.prompt, "completions", "prompt")
     request.max_tokens = whole(body.max_tokens)
-    prompts = _extents.prompts_of(body.prompt, len(prompt.several))
+    prompts = _extents.prompts_of(body.prompt_embeds if embedded else body.prompt, len(request.prompt.several))
     _extents.describe(request, choices=_extents.choices_of(body.n, body.best_of), prompts=prompts)
 
 

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
+from xxhash import xxh3_128_digest
 
-from epp.plugins.parsers._canonical import COMMA, SURE_BYTES, Shortener, has_long_escape, inside
+from epp.plugins.parsers._canonical import COMMA, MEDIUM, SURE_BYTES, Shortener, has_long_escape, inside
 from epp.plugins.parsers._structs import Raw
 from epp.request import BYTES_PER_TOKEN
 
@@ -34,6 +35,11 @@ def many_texts(raw: Raw) -> bytes | None:
     if len(text) <= SURE_BYTES or text.count(b",") <= TEXTS_MAX:
         return None
     return text[text.index(b'"') + 1 : -1].rstrip(b" \t\r\n").removesuffix(b'"')
+
+
+def embeddings(raw: Raw) -> bytes:
+    """Encodes embeddings in place of a prompt, which take kilobytes for each of its tokens, as a hash."""
+    return MEDIUM + b"e" + xxh3_128_digest(bytes(raw))
 
 
 def token_ids(prompts: Sequence[Sequence[int]]) -> list[bytes]:

@@ -75,7 +75,10 @@ class Body(msgspec.Struct):
 
 
 class Completion(Body):
+    """Decodes a completion. `prompt_embeds`: vLLM's embeddings in place of a text, which clients then leave empty."""
+
     prompt: Raw = EMPTY
+    prompt_embeds: Raw = EMPTY
     max_tokens: Scalar = None
     n: Scalar = None
     best_of: Scalar = None

@@ -1,4 +1,4 @@
-"""Embeddings of conversations, which vLLM takes for models with a chat template, such as those of images."""
+"""What vLLM takes beyond OpenAI's API: embeddings of conversations, for models with a chat template, and embeddings as prompts."""
 
 import json
 from typing import Any
@@ -40,3 +40,27 @@ def test_a_template_of_an_embedding_is_a_part_of_its_prompt() -> None:
 )
 def test_an_embedding_of_nothing_is_refused(body: dict[str, object]) -> None:
     assert refusal(OpenAI, "/v1/embeddings", {"model": "m"} | body)
+
+
+COMPLETIONS = "/v1/completions"
+
+
+@pytest.mark.parametrize("prompt", [{}, {"prompt": ""}, {"prompt": None}, {"prompt": []}])
+@pytest.mark.parametrize("embeds", ["UEsDBAAACAgA", ["UEsDBAAACAgA", "UEsD"]])
+def test_a_completion_of_embeddings_has_a_short_prompt_that_is_the_same_for_the_same_embeddings(prompt: Any, embeds: Any) -> None:
+    one = parsed(OpenAI, COMPLETIONS, {"model": "m", "prompt_embeds": embeds} | prompt)
+    again = parsed(OpenAI, COMPLETIONS, {"model": "m", "max_tokens": 3, "prompt_embeds": embeds} | prompt)
+    other = parsed(OpenAI, COMPLETIONS, {"model": "m", "prompt_embeds": "AAAA"} | prompt)
+    assert one.prompt.canonical == again.prompt.canonical != other.prompt.canonical
+    assert 0 < one.prompt.tokens < 8 and again.max_tokens == 3
+
+
+def test_a_text_beside_embeddings_is_the_prompt() -> None:
+    text = parsed(OpenAI, COMPLETIONS, {"model": "m", "prompt": "hello"}).prompt
+    assert parsed(OpenAI, COMPLETIONS, {"model": "m", "prompt": "hello", "prompt_embeds": "UEsD"}).prompt.canonical == text.canonical
+
+
+@pytest.mark.parametrize("embeds", ["", None, [], {}])
+def test_a_completion_of_nothing_is_refused(embeds: object) -> None:
+    text = "invalid completions request: must have prompt field"
+    assert refusal(OpenAI, COMPLETIONS, {"model": "m", "prompt": "", "prompt_embeds": embeds}) == text
