@@ -5,7 +5,7 @@
 
 enum { BASE, UNCACHED, REST, BUSY, QUEUE, RUNNING, FEATURES };
 enum { PLACE_S = FEATURES, OVERDUE_S, SERIAL, IN_TURN, PLACE, SHARP, USUAL_SPEED, USUAL_LIMIT, LEAST_S, MOST_S, BURST, APART,
-       LATER, LONG, DISPLACED, CROWDED, PARAMETERS };
+       LATER, LONG, DISPLACED, CROWDED, FILLED, PARAMETERS };
 enum { TIMES, COSTS, TOKENS, AHEAD, ELAPSED, LOAD, MEMORY, ROWS };
 #define THOUSAND 1000.0
 #define INSTANT 1e-12
@@ -160,13 +160,13 @@ KERNEL(follow) {
 }
 
 KERNEL(first_tokens) {
-    if (!arguments("first_tokens", count, 16)) return NULL;
-    enum { P, SPEEDS, LIMITS, SLOTS, HELD, SENT, INFLIGHT, BEFORE, RAN, WAITED, USAGE, ROOM, ARRAYS };
-    PyObject *const given[ARRAYS] = {args[0], args[1], args[2],  args[5],  args[7],
-                                     args[9], args[10], args[11], args[12], args[13], args[14], args[15]};
-    double now = PyFloat_AsDouble(args[4]), prompt = PyFloat_AsDouble(args[6]), each = PyFloat_AsDouble(args[8]);
+    if (!arguments("first_tokens", count, 17)) return NULL;
+    enum { P, SPEEDS, LIMITS, COMPUTED, SLOTS, HELD, SENT, INFLIGHT, BEFORE, RAN, WAITED, USAGE, ROOM, ARRAYS };
+    PyObject *const given[ARRAYS] = {args[0],  args[1],  args[2],  args[3],  args[6],  args[8], args[10],
+                                     args[11], args[12], args[13], args[14], args[15], args[16]};
+    double now = PyFloat_AsDouble(args[5]), prompt = PyFloat_AsDouble(args[7]), each = PyFloat_AsDouble(args[9]);
     if (PyErr_Occurred()) return NULL;
-    PyArrayObject *a[ARRAYS] = {NULL}, *made = NULL, *starts = starts_of(args[3], 0, "first_tokens");
+    PyArrayObject *a[ARRAYS] = {NULL}, *made = NULL, *starts = starts_of(args[4], 0, "first_tokens");
     if (starts == NULL) return NULL;
     for (int i = 0; i < ARRAYS; i++) {
         if (i == HELD && given[i] == Py_None) continue;
@@ -174,7 +174,7 @@ KERNEL(first_tokens) {
         if (a[i] == NULL) goto end;
     }
     npy_intp n = PyArray_SIZE(a[SLOTS]), known = PyArray_SIZE(a[SPEEDS]), shape[2] = {ROWS, n};
-    int fits = PyArray_SIZE(a[P]) == PARAMETERS && PyArray_SIZE(a[LIMITS]) == known;
+    int fits = PyArray_SIZE(a[P]) == PARAMETERS && PyArray_SIZE(a[LIMITS]) == known && PyArray_SIZE(a[COMPUTED]) == known;
     for (int i = SLOTS; i < ARRAYS; i++) fits = fits && (a[i] == NULL || PyArray_SIZE(a[i]) == n);
     if (!fits) {
         unequal("first_tokens");
@@ -201,6 +201,8 @@ KERNEL(first_tokens) {
         if (holds > 0.0) {
             s.memory = p[PLACE_S] * larger(0.0, needed - holds) / holds;
             s.displaced = p[DISPLACED] * p[PLACE_S] * s.tokens / holds * sharp(larger(0.0, used), p[SHARP]);
+            if (here && p[SERIAL] == 0.0 && DATA(double, a[COMPUTED])[slot] >= p[FILLED] * holds)
+                s.displaced += p[DISPLACED] * s.speed * p[UNCACHED] * s.tokens / THOUSAND;
         }
         double begun = s.ahead > 0.0 ? newest(starts, slot) : 0.0;
         s.elapsed = begun > 0.0 ? larger(0.0, now - begun) : 0.0;

@@ -19,7 +19,7 @@ NEARLY: Final = 0.01  # so that no time divides by the free share of endpoints t
 PARAMETERS: Final = (
     "base", "uncached", "rest", "busy", "queue", "running", "place_s", "overdue_s", "serial", "in_turn", "place", "sharp", "usual_speed",
     "usual_limit", "least_s", "most_s", "burst", "apart", "later", "long", "displaced",
-    "crowded"
+    "crowded", "filled",
 )  # fmt: skip
 
 
@@ -45,7 +45,7 @@ def features(
 
 
 def first_tokens(
-    parameters: Floats, speeds: Floats, limits: Floats, starts: Floats, now: float, slots: NDArray[np.intp],
+    parameters: Floats, speeds: Floats, limits: Floats, computed: Floats, starts: Floats, now: float, slots: NDArray[np.intp],
     prompt: float, held: Floats | None, block_tokens: float, ahead: NDArray[Any], inflight: NDArray[Any], before: Floats,
     running: Floats, waiting: Floats, usage: Floats, room: Floats,
 ) -> Floats:  # fmt: skip
@@ -53,17 +53,17 @@ def first_tokens(
     costs (`epp.learning.choice`), in seconds; tokens to compute; tokens ahead; seconds spent on these; requests there; further seconds
     until the KV cache has room. `compiled.outlook` names these rows.
 
-    `parameters`: PARAMETERS. `speeds`, `limits`: a value per slot; slots beyond the end of these arrays have the usual values. `starts`,
-    shape (workers, CELLS, slots): since when each endpoint works on the prompts at the front (the newest is used, 0: unknown), and what
-    `follow` adds. Then it computes only prompts that were there; with a `crowded` KV cache, it may have waited for memory. The numbers of
-    PROMPTS say which share of the tokens ahead is of prompts that wait. Per candidate: `slots`; `held`: blocks of the prompt that it has
-    cached, None: nowhere; `ahead`: tokens in flight; `inflight`, `before`: requests in flight now and at the last scrape; `running`,
-    `waiting`: what that scrape found; `usage`: the taken part of the KV cache; `room`: how many tokens that holds, 0: not known. Raises
-    ValueError if they differ in length, and TypeError for starts of another kind.
+    `parameters`: PARAMETERS. `speeds`, `limits`, `computed` (how many tokens): a value per slot; slots beyond the end of these arrays have
+    the usual values, and 0. `starts`, shape (workers, CELLS, slots): since when each endpoint works on the prompts at the front (the newest
+    is used, 0: unknown), and what `follow` adds. Then it computes only prompts that were there; with a `crowded` KV cache, it may have
+    waited for memory. The numbers of PROMPTS say which share of the tokens ahead is of prompts that wait. Per candidate: `slots`; `held`:
+    blocks of the prompt that it has cached, None: nowhere; `ahead`: tokens in flight; `inflight`, `before`: requests in flight now and at
+    the last scrape; `running`, `waiting`: what that scrape found; `usage`: the taken part of the KV cache; `room`: how many tokens that
+    holds, 0: not known. Raises ValueError if they differ in length, and TypeError for starts of another kind.
     """
     _check(starts, False, "first_tokens")
     lengths = {len(column) for column in (slots, ahead, inflight, before, running, waiting, usage, room, slots if held is None else held)}
-    if len(lengths) > 1 or len(speeds) != len(limits) or len(parameters) != len(PARAMETERS):
+    if len(lengths) > 1 or len({len(speeds), len(limits), len(computed)}) > 1 or len(parameters) != len(PARAMETERS):
         raise ValueError("first_tokens: the arrays differ in length")
     p = dict(zip(PARAMETERS, parameters.tolist(), strict=True))
     theta = parameters.tolist()[:6]
@@ -75,6 +75,7 @@ def first_tokens(
         speed = float(speeds[slot]) if known else p["usual_speed"]
         limit = float(limits[slot]) if known else p["usual_limit"]
         tokens = max(0.0, prompt - blocks * block_tokens)
+        displaced = _displaced(p, speed, tokens, used, holds, float(computed[slot]) if known else 0.0)
         load = max(float(now_there), ran + waited + now_there - then)
         rest_tokens = max(0.0, float(tokens_ahead))
         begun = _newest(starts, slot) if rest_tokens > 0.0 and 0 <= slot < starts.shape[2] else 0.0
@@ -93,8 +94,7 @@ def first_tokens(
         seconds = max(p["least_s"], min(p["most_s"], seconds)) if seconds == seconds else p["most_s"]
         turn = max(0.0, speed * (p["rest"] * x[2] + p["busy"] * x[3])) * _again(prompt, tokens, p["long"])
         full = max(0.0, x[5]) / limit if limit > 0.0 else 0.0
-        cost = seconds + p["in_turn"] * turn + p["place"] * speed * p["uncached"] * x[1] * full ** p["sharp"]
-        cost += p["displaced"] * p["place_s"] * tokens / holds * max(0.0, used) ** p["sharp"] if holds > 0.0 else 0.0
+        cost = seconds + p["in_turn"] * turn + p["place"] * speed * p["uncached"] * x[1] * full ** p["sharp"] + displaced
         sent = max(0.0, float(now_there) - then)
         steady = max(1.0 / p["apart"], min(p["apart"], speed))
         cost = max(cost, speed * own + p["burst"] * steady * sent * (own + p["busy"]))
@@ -104,6 +104,15 @@ def first_tokens(
     for found in result:
         found[COSTS] += later * p["rest"] * max(0.0, found[UNCACHED] - p["long"]) / THOUSAND
     return np.array(result, dtype=np.float64).reshape(len(slots), 7).T
+
+
+def _displaced(p: dict[str, float], speed: float, tokens: float, used: float, holds: float, computed: float) -> float:
+    """Returns what the room in the KV cache costs that the tokens take: memory that later requests lack, and prefixes that are dropped."""
+    if not holds > 0.0:
+        return 0.0
+    lacking = p["displaced"] * p["place_s"] * tokens / holds * float(max(0.0, used) ** p["sharp"])
+    dropped = p["serial"] == 0.0 and computed >= p["filled"] * holds
+    return lacking + (p["displaced"] * speed * p["uncached"] * tokens / THOUSAND if dropped else 0.0)
 
 
 def _again(prompt: float, uncached: float, long: float) -> float:

@@ -63,6 +63,7 @@ def first_tokens(
     parameters: Floats,
     speeds: Floats,
     limits: Floats,
+    computed: Floats,
     starts: Floats,
     now: float,
     slots: NDArray[np.intp],

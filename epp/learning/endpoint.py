@@ -16,10 +16,11 @@ class EndpointModel:
     endpoints. `learned_at`: the time of the last first token. `drift_at`: the pool's drift at that time. `error`: the mean relative error
     of the endpoint's last predictions. `batch`: the largest batch. `full`: scrapes with waiting requests at that batch size. `errors`:
     number of observations for each range of relative errors; `ERROR_BOUNDS` separates the ranges. `error_sum`: the sum of these errors.
+    `computed`: the prompt tokens that the endpoint has computed for first tokens that were observed.
     """
 
     __slots__ = (
-        "batch", "drift_at", "error", "error_sum", "errors", "full", "generation", "learned_at", "slot", "speed", "token_speed",
+        "batch", "computed", "drift_at", "error", "error_sum", "errors", "full", "generation", "learned_at", "slot", "speed", "token_speed",
     )  # fmt: skip
 
     def __init__(self, slot: int, generation: int) -> None:
@@ -34,6 +35,7 @@ class EndpointModel:
         self.full = 0
         self.errors = [0] * (len(ERROR_BOUNDS) + 1)
         self.error_sum = 0.0
+        self.computed = 0.0
 
     @property
     def samples(self) -> int:

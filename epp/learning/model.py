@@ -33,7 +33,7 @@ it.
 The cost of a request is the time that it takes, and the time that it adds to later requests:
 
     cost = first token + again * turn * (b / a) ** SHARP + PLACE * own * full ** SHARP_FULL + later * b * long
-           + DISPLACED * taken * usage ** SHARP_FULL
+           + DISPLACED * (taken * usage ** SHARP_FULL + dropped)
 
 - `turn`: the time until the endpoint begins with this prompt, if prompts wait for each other: then b = a. A prompt that is not cached adds
   this time a second time, because later requests join the same step and make it longer.
@@ -48,6 +48,9 @@ The cost of a request is the time that it takes, and the time that it adds to la
   prefix is worth a second copy.
 - `taken`: the part of the KV cache that the uncached tokens take, times the mean time that an answer lasts. If the `usage` of the cache,
   0 to 1, is high, later requests lack this memory: they wait, or find fewer cached prefixes.
+- `dropped`: speed * a * uncached at an endpoint with a full cache, if prompts do not wait for each other, else 0. The endpoint drops as
+  many cached tokens as it computes, and may have to compute those again. (Where prompts wait, `turn` counts twice.) A cache counts as
+  full once the endpoint has computed FILLED of the tokens that fit into it.
 
 A model that has learned something strange, for example while one of the servers stood still, may see no cost in what is in flight, and may
 take one of two equal endpoints for much faster. So whatever was learned, requests that were sent since the last scrape (`sent`) cost a part
@@ -93,6 +96,7 @@ LATER: Final = 1.0  # how many later requests wait for a long prompt at most
 LONG_TOKENS: Final = 4096.0  # a shorter prefix is worth a second copy
 PLACE: Final = 1.5
 DISPLACED: Final = 0.5
+FILLED: Final = 0.9  # an endpoint that has computed this part of the tokens that fit into its cache has no unused room
 BURST: Final = 0.5  # part of the time of a request alone: each request that an endpoint was sent since the last scrape costs at least this
 APART: Final = 1.4  # the cost of a burst takes endpoints for at most so many times slower or faster than the mean
 TABLE_S: Final = 1.0  # after this time, speeds are computed again, because slow endpoints are trusted again with time
@@ -133,16 +137,19 @@ class FirstToken(NamedTuple):
 
 
 class Table:
-    """Holds what `LatencyModel.outlook` predicts with: parameters, and speeds and limits by slot. `at`: when this table was made."""
+    """Holds what `LatencyModel.outlook` predicts with: parameters, and speeds, limits and computed tokens by slot. `at`: when this table
+    was made.
+    """
 
-    __slots__ = ("at", "changes", "limits", "parameters", "speeds")
+    __slots__ = ("at", "changes", "computed", "limits", "parameters", "speeds")
 
-    def __init__(self, changes: int, at: float, parameters: Floats, speeds: Floats, limits: Floats) -> None:
+    def __init__(self, changes: int, at: float, parameters: Floats, speeds: Floats, limits: Floats, computed: Floats) -> None:
         self.changes = changes
         self.at = at
         self.parameters = parameters
         self.speeds = speeds
         self.limits = limits
+        self.computed = computed
 
 
 class LatencyModel:
@@ -207,8 +214,7 @@ class LatencyModel:
 
         An endpoint without a limit of its own has the usual limit, unless it has run a larger batch.
         """
-        known = self.endpoints.get(slot)
-        if known is None:
+        if (known := self.endpoints.get(slot)) is None:
             return self.usual_limit
         if known.full >= FULL_SCRAPES:
             return known.batch
@@ -242,7 +248,7 @@ class LatencyModel:
         if table is None or self.changes != table.changes or not 0.0 <= now - table.at < TABLE_S:
             table = self._table = self._tabulated(now)
         return calls.first_tokens(
-            table.parameters, table.speeds, table.limits, starts, now, slots, prompt, held, block_tokens,
+            table.parameters, table.speeds, table.limits, table.computed, starts, now, slots, prompt, held, block_tokens,
             ahead, inflight, before, running, waiting, usage, room,
         )  # fmt: skip
 
@@ -252,7 +258,7 @@ class LatencyModel:
         starts = np.zeros((1, CELLS, slot + 1))
         starts[0, START, slot] = 1.0
         found = calls.first_tokens(
-            table.parameters, table.speeds, table.limits, starts, 1.0 + elapsed, np.array([slot]), tokens, None, 0.0,
+            table.parameters, table.speeds, table.limits, table.computed, starts, 1.0 + elapsed, np.array([slot]), tokens, None, 0.0,
             np.array([ahead]), np.array([load]), np.array([load]), none, none, none, none,
         )  # fmt: skip
         return float(found[TIMES, 0])
@@ -265,7 +271,7 @@ class LatencyModel:
         theta, share = self.first.theta, self.share
         parameters = [
             *theta, self.place_s, OVERDUE_S, float(share >= IN_TURN), share**SHARP, PLACE, SHARP_FULL, exp(self.usual_log),
-            self.usual_limit, LEAST_S, MOST_S, BURST, APART, LATER, LONG_TOKENS, DISPLACED, CROWDED,
+            self.usual_limit, LEAST_S, MOST_S, BURST, APART, LATER, LONG_TOKENS, DISPLACED, CROWDED, FILLED,
         ]  # fmt: skip
         slots = range(max(self.endpoints, default=-1) + 1)
         return Table(
@@ -274,6 +280,7 @@ class LatencyModel:
             np.array(parameters),
             np.array([self.speed(slot, now) for slot in slots], dtype=np.float64),
             np.array([self.limit(slot) for slot in slots], dtype=np.float64),
+            np.array([known.computed if (known := self.endpoints.get(slot)) is not None else 0.0 for slot in slots], dtype=np.float64),
         )
 
     def per_token_s(self, slot: int, load: float) -> float:
@@ -313,6 +320,7 @@ class LatencyModel:
         self._moved += moved
         self._answered.add(slot)
         endpoint.learned_at, endpoint.drift_at = at, self.drift
+        endpoint.computed += tokens
         self.changes += 1
 
     def learn_token(self, slot: int, generation: int, load: float, observed: float, lasted: float) -> None:
@@ -340,6 +348,7 @@ class LatencyModel:
         if running > endpoint.batch:
             was_known = endpoint.full >= FULL_SCRAPES
             endpoint.batch, endpoint.full = running, 0
+            self.changes += 1
             if was_known:
                 self.count_limits()
         if waiting > 0.0 and not usage > CROWDED:

@@ -33,7 +33,9 @@ class SpeedState(msgspec.Struct, array_like=True, frozen=True):
 
 
 class EndpointState(msgspec.Struct, array_like=True, frozen=True):
-    """One `EndpointModel`; `fields` has the numbers of FIELDS in that order, then how far the pool's drift fell after the last answer."""
+    """One `EndpointModel`; `fields` has the numbers of FIELDS in that order, then how far the pool's drift fell after the last answer, and
+    `computed`.
+    """
 
     slot: int
     generation: int
@@ -57,6 +59,7 @@ class ModelState(msgspec.Struct, array_like=True, frozen=True):
 
 SPEED_FIELDS = ("log", "shift", "spread")
 FIELDS = ("learned_at", "error", "batch", "error_sum")
+LATER_FIELDS = ("drift_at", "computed")  # earlier versions do not write them; 0 stands for what is missing
 MODEL_FIELDS = ("error", "mean_error", "mean_s", "place_s")
 
 _encoder = msgspec.msgpack.Encoder()
@@ -73,7 +76,7 @@ def encode(model: LatencyModel) -> bytes:
             _speed(known.speed),
             _speed(known.token_speed),
             known.full,
-            [*(getattr(known, name) for name in FIELDS), max(0.0, known.drift_at - model.drift)],
+            [*(getattr(known, name) for name in FIELDS), max(0.0, known.drift_at - model.drift), known.computed],
             known.errors,
         )
         for known in model.endpoints.values()
@@ -105,8 +108,8 @@ def decode(data: bytes) -> LatencyModel:
         _restore_speed(known.speed, each.speed)
         _restore_speed(known.token_speed, each.token_speed)
         known.full = each.full
-        behind = each.fields[len(FIELDS) :] or [0.0]  # version 0.2.0 does not write this number
-        _set(known, (*FIELDS, "drift_at"), [*each.fields[: len(FIELDS)], *behind])
+        missing = [0.0] * (len(FIELDS) + len(LATER_FIELDS) - len(each.fields))
+        _set(known, FIELDS + LATER_FIELDS, [*each.fields, *missing])
         known.errors = list(each.errors)
         model.speed_sum += known.speed.log
         model.token_speed_sum += known.token_speed.log

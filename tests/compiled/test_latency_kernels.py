@@ -38,16 +38,18 @@ def arguments(draw: st.DrawFn) -> list[Any]:
     parameters = [draw(st.floats(0.0, 10.0)) for _ in range(8)] + [draw(st.sampled_from([0.0, 1.0]))]
     parameters += [draw(st.floats(0.0, 2.0)), draw(st.floats(0.0, 2.0)), 8.0, draw(POSITIVE)]
     parameters += [draw(st.sampled_from([0.0, 8.0])), 1e-6, 3600.0, draw(st.floats(0.0, 2.0)), draw(st.floats(1.0, 4.0))]
-    parameters += [draw(st.floats(0.0, 4.0)), draw(st.sampled_from([0.0, 2048.0])), draw(st.floats(0.0, 2.0)), draw(st.floats(0.0, 1.0))]
+    parameters += [draw(st.floats(0.0, 4.0)), draw(st.sampled_from([0.0, 2048.0])), draw(st.floats(0.0, 2.0))]
+    parameters += [draw(st.floats(0.0, 1.0)), draw(st.floats(0.0, 1.0))]
     speeds = np.array([draw(POSITIVE) for _ in range(3)] * (SLOTS // 4))
     limits = np.array([draw(st.sampled_from([0.0, 1.0, 8.0, 256.0])) for _ in range(len(speeds))])
+    computed = np.array([draw(st.sampled_from([0.0, 100.0, 1e5])) for _ in range(len(speeds))])
     starts = np.array([rng.choice([0.0, 5.0, 99.0, 101.0]) for _ in range(draw(st.integers(1, 3)) * CELLS * SLOTS)]).reshape(
         -1, CELLS, SLOTS
     )
     slots = np.array([rng.randrange(2 * SLOTS) for _ in range(size)], dtype=np.intp)
     held = draw(st.booleans())
     return [
-        np.array(parameters), speeds, limits, starts, 100.0, slots, draw(st.floats(0.0, 1e6)), column() if held else None,
+        np.array(parameters), speeds, limits, computed, starts, 100.0, slots, draw(st.floats(0.0, 1e6)), column() if held else None,
         draw(st.sampled_from([0.0, 16.0, 64.0])), column(draw(st.booleans())), column(draw(st.booleans())), column(), column(), column(),
         column(), column(),
     ]  # fmt: skip
@@ -57,7 +59,7 @@ def arguments(draw: st.DrawFn) -> list[Any]:
 @given(arguments())
 def test_first_tokens_are_those_of_the_reference(given_: list[Any]) -> None:
     found = kernels.first_tokens(*given_)
-    assert found.shape == (7, len(given_[5]))
+    assert found.shape == (7, len(given_[6]))
     same(found, reference.first_tokens(*given_))
 
 
@@ -96,7 +98,7 @@ READ_ONLY.flags.writeable = False
 )
 def test_starts_of_another_kind_are_refused_as_the_reference_refuses_them(starts: Any, problem: type[Exception]) -> None:
     n = np.zeros(2)
-    given_ = [np.ones(len(reference.PARAMETERS)), n, n, starts, 1.0, np.array([0, 1]), 1.0, None, 0.0, n, n, n, n, n, n, n]
+    given_ = [np.ones(len(reference.PARAMETERS)), n, n, n, starts, 1.0, np.array([0, 1]), 1.0, None, 0.0, n, n, n, n, n, n, n]
     follows: list[Any] = [(module.follow, (starts, 0, 1, 5.0)) for module in (kernels, reference)]
     outlooks: list[Any] = [(module.first_tokens, given_) for module in (kernels, reference)]
     for both in (follows, outlooks) if starts is not READ_ONLY else (follows,):
@@ -111,7 +113,7 @@ def test_starts_of_another_kind_are_refused_as_the_reference_refuses_them(starts
 @native_only
 @given(arguments(), POSITIVE, st.floats(0.0, 1e6))
 def test_careful_costs_are_those_of_the_reference(given_: list[Any], point: float, prompt: float) -> None:
-    inflight, before, scraped, running, usage, _ = given_[10:]
+    inflight, before, scraped, running, usage, _ = given_[11:]
     with np.errstate(all="ignore"):
         outlook = kernels.first_tokens(*given_)
         costs = (point, 2.001, prompt, outlook, inflight, before, scraped, running, usage)
@@ -180,10 +182,11 @@ def test_a_fit_is_that_of_the_reference(observations: list[tuple[list[float], fl
         both[0][:] = both[1]  # so that roundings do not add up
 
 
-@pytest.mark.parametrize("wrong", [0, 1, 2, 5, 9, 13, 15])
+@pytest.mark.parametrize("wrong", [0, 1, 2, 3, 6, 10, 14, 16])
 def test_columns_of_different_lengths_are_refused(wrong: int) -> None:
     n = np.zeros(2)
-    given_ = [np.ones(len(reference.PARAMETERS)), n, n, np.zeros((1, CELLS, 4)), 1.0, np.array([0, 1]), 1.0, None, 0.0, n, n, n, n, n, n, n]
+    starts = np.zeros((1, CELLS, 4))
+    given_ = [np.ones(len(reference.PARAMETERS)), n, n, n, starts, 1.0, np.array([0, 1]), 1.0, None, 0.0, n, n, n, n, n, n, n]
     kernels.first_tokens(*given_)
     given_[wrong] = np.zeros(3, dtype=given_[wrong].dtype)
     with pytest.raises(ValueError, match="differ in length"):

@@ -10,7 +10,7 @@ import pytest
 
 from compiled.outlook import CELLS, COSTS, ELAPSED, MEMORY, PROMPTS, TIMES
 from epp.learning.endpoint import ERROR_BOUNDS, EndpointModel
-from epp.learning.model import FULL_SCRAPES, LEAST_S, MOST_S, QUEUE, YOUNG, FirstToken, LatencyModel
+from epp.learning.model import DISPLACED, FULL_SCRAPES, LEAST_S, MOST_S, QUEUE, UNCACHED, YOUNG, FirstToken, LatencyModel
 from epp.learning.state import decode, encode
 
 SERVERS = 4
@@ -188,8 +188,10 @@ def test_requests_wait_for_a_place_only_when_the_batch_has_been_full_often() -> 
     assert model.limit(0) == 8.0
     assert model.features(8.0, 1.0, 0.0, 0.0, 0.0, 7.0)[QUEUE] == 0.0
     assert model.features(8.0, 1.0, 0.0, 0.0, 0.0, 10.0)[QUEUE] == pytest.approx(3.0 * model.place_s / 8.0)
+    told = model.changes
     model.scraped(0, 0, 30, 0)
     assert model.limit(0) == 0.0, "a larger batch has run, so the limit is not 8"
+    assert model.changes > told, "the workers have to learn that"
 
 
 def test_an_endpoint_has_the_usual_limit_until_it_has_run_more() -> None:
@@ -344,6 +346,28 @@ def test_the_longer_a_cached_prefix_the_less_the_wait_for_prompts_ahead_counts_a
     found = model.outlook(slots, idle, 0.0, prompt, np.array([cached]), 1.0, np.array([1_000.0]), *[none] * 6)
     later = 0.1 * max(0.0, prompt - cached - 4_096.0) / 1_000.0
     assert found[COSTS, 0] == pytest.approx(found[TIMES, 0] + again * (0.1 + 0.01) + later)
+
+
+@pytest.mark.parametrize("in_turn", [False, True])
+def test_a_prompt_costs_more_where_it_drops_cached_prefixes(in_turn: bool) -> None:
+    """Slot 0 has computed 9,000 of the 10,000 tokens that its cache holds, slot 1 as many of 20,000; the size of slot 2 is not known."""
+    model, slots, none = LatencyModel(), np.arange(3, dtype=np.intp), np.zeros(3)
+    for _ in range(0 if in_turn else 300):  # prompts do not wait for 8,000 tokens ahead
+        model.learn_first(FirstToken(1.0, 3, 1, 1_000.0, 8_000.0, 0.0, 1.0, 0.13, 0.13))
+    for slot in range(3):
+        for _ in range(9):
+            model.learn_first(FirstToken(1.0, slot, 1, 1_000.0, 0.0, 0.0, 0.0, 0.13, 0.13))
+    room, held = np.array([10_000.0, 20_000.0, 0.0]), np.array([500.0] * 3)
+
+    def extra() -> list[float]:
+        found = model.outlook(slots, np.zeros((1, CELLS, 3)), 1.0, 2_000.0, held, 1.0, *[none] * 6, room)
+        extra: list[float] = (found[COSTS] - found[TIMES]).tolist()
+        return extra
+
+    own = model.speed(0, 1.0) * model.first.theta[UNCACHED] * 1.5
+    assert extra() == pytest.approx([0.0 if in_turn else DISPLACED * own, 0.0, 0.0])
+    model.learn_first(FirstToken(1.0, 0, 2, 1_000.0, 0.0, 0.0, 0.0, 0.13, 0.13))
+    assert extra() == pytest.approx([0.0, 0.0, 0.0]), "another endpoint in this slot has an empty cache"
 
 
 def test_is_not_trusted_while_it_predicts_worse_than_the_mean() -> None:

@@ -80,3 +80,15 @@ def test_a_model_that_has_seen_overdue_first_tokens_can_be_read() -> None:
         model.learn_first(FirstToken(1.0 + step, 0, 0, 500.0, 100.0, 5.0, 1.0, 0.2, 0.2))
     assert model.first.sums.min() < 0.0
     assert decode(encode(model)).first.theta == pytest.approx(model.first.theta)
+
+
+def test_a_model_of_an_earlier_version_lacks_what_that_version_did_not_know() -> None:
+    before = learned()
+    fields = msgspec.msgpack.decode(encode(before))
+    for _, _, _, _, _, numbers, _ in fields[5]:
+        del numbers[4:]
+    after = decode(msgspec.msgpack.encode(fields))
+    for slot, known in after.endpoints.items():
+        assert known.learned_at == before.endpoints[slot].learned_at
+        assert (known.drift_at, known.computed) == (0.0, 0.0)
+    assert decode(encode(before)).endpoints[3].computed == before.endpoints[3].computed > 0.0
