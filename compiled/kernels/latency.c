@@ -65,14 +65,14 @@ static double sharp(double share, double power) {
 /* Predicts one endpoint. Writes the ROWS of its column, `n` apart. */
 static void predict(const double *p, struct situation *s, double *out, npy_intp n) {
     double x[FEATURES], sum = 0.0;
-    if (s->memory > 0.0) s->elapsed = 0.0; /* prompts that wait for memory are not computed meanwhile */
+    if (!(s->memory <= 0.0)) s->elapsed = 0.0; /* prompts that wait for memory are not computed meanwhile */
     if (s->ahead > 0.0 && p[SERIAL] != 0.0 && !(0.0 < s->limit && s->limit <= s->load))
         s->speed = larger(s->speed, s->elapsed / (p[BASE] + p[REST] * s->front / THOUSAND + p[BUSY] + p[LEAST_S]));
     s->elapsed = smaller(s->elapsed, s->speed * (p[UNCACHED] * s->front / THOUSAND + p[OVERDUE_S]));
     describe(p[UNCACHED], p[PLACE_S], p[OVERDUE_S], s, x);
     for (int k = 0; k < FEATURES; k++) sum += p[k] * x[k];
     double own = p[BASE] + p[UNCACHED] * x[UNCACHED], seconds = s->speed * sum;
-    if (s->memory > 0.0) s->memory = larger(0.0, s->memory + s->speed * own - seconds);
+    s->memory = s->memory > 0.0 ? larger(0.0, s->memory + s->speed * own - seconds) : 0.0;
     seconds += s->memory;
     seconds = seconds == seconds ? larger(p[LEAST_S], smaller(p[MOST_S], seconds)) : p[MOST_S];
     double turn = larger(0.0, s->speed * (p[REST] * x[REST] + p[BUSY] * x[BUSY]));

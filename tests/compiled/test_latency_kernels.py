@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from compiled import kernels
 from compiled.kernels import latency_reference as reference
-from compiled.outlook import CELLS, START
+from compiled.outlook import CELLS, ELAPSED, MEMORY, START, TIMES
 from tests.cases import cases
 
 native_only = pytest.mark.skipif(not kernels.NATIVE, reason="the kernels in C are not built")
@@ -61,6 +61,20 @@ def test_first_tokens_are_those_of_the_reference(given_: list[Any]) -> None:
     found = kernels.first_tokens(*given_)
     assert found.shape == (7, len(given_[6]))
     same(found, reference.first_tokens(*given_))
+
+
+@native_only
+def test_a_wait_for_memory_that_is_not_a_number_is_none() -> None:
+    """A page says that an infinite part of the cache is taken, and answers end at once: 0 s * infinity."""
+    parameters, n, starts = np.zeros(len(reference.PARAMETERS)), np.zeros(1), np.zeros((1, CELLS, 1))
+    parameters[reference.PARAMETERS.index("most_s")], parameters[reference.PARAMETERS.index("apart")] = 3600.0, 1.0
+    starts[0, START, 0] = 1.0
+    one = np.ones(1)
+    given_ = [parameters, one, n, n, starts, 100.0, np.array([0]), 0.0, None, 0.0, one, n, n, n, n, np.array([math.inf]), one]
+    for first_tokens in (kernels.first_tokens, reference.first_tokens):
+        with np.errstate(all="ignore"):
+            found = first_tokens(*given_)
+        assert found[[TIMES, ELAPSED, MEMORY], 0].tolist() == [0.0, 0.0, 0.0]
 
 
 @native_only
