@@ -97,6 +97,7 @@ class RecordKeeper:
         self._counters = [counter[f"recording_{name}_total"] for name in ("records", "bytes", "lost_records")]
         self._assembler = Assembler()
         self._running: RunningRecording | None = None
+        self._ended_file = 0  # the number of the last file of the recording before
         # Why there is no recording.
         self._why_not = f"--record-dir is {OFF}" if options.record_dir == OFF else "no temporary folder can be written; set TMPDIR"
         self._instance = instance
@@ -166,7 +167,7 @@ class RecordKeeper:
             return
         for file in list(running.parts):
             self._frame(running, file)
-        self._running = None
+        self._running, self._ended_file = None, running.file
         running.files.end()
         self._count(running)
         self._tell(running, "ended")
@@ -293,9 +294,11 @@ class RecordKeeper:
         self._add(self._running.file, records.batch(found), len(found))
 
     def _add(self, file: int, data: bytes, count: int) -> None:
-        """Adds a batch to the next frame of a file. The records are lost if the recording has no such file open."""
+        """Adds a batch to the next frame of a file. The records are lost if the recording has no such file open. The recording that runs
+        has not lost them if a worker made them for the recording before.
+        """
         running = self._running
-        if running is None:
+        if running is None or file == self._ended_file != running.file:
             self._area.add(self._counters[2], count)
             return
         if file != running.file and (running.before is None or file != running.before[0]):

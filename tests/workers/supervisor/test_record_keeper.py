@@ -1,0 +1,47 @@
+"""A recording says which of its records were lost."""
+
+import asyncio
+from pathlib import Path
+
+from tests.workers.instances import made
+from workers.process.instance import Instance
+from workers.process.layout import RECORDING
+from workers.shared.recording import asks
+from workers.supervisor.background import Background
+from workers.supervisor.record_keeper import RecordKeeper
+from workers.worker.telemetry.recorder import RecordSender
+
+TEXT = "plugins: [{type: queue-scorer}]\n"
+
+
+def test_records_for_the_recording_before_are_lost_but_not_by_the_one_that_runs(tmp_path: Path) -> None:
+    async def main(picker: Instance) -> None:
+        area = picker.memory.areas.area(0)
+        keeper, background = RecordKeeper(picker, area), Background()
+        keeper.start(background, successor=False)
+        small = -area.scalars[area.schema.scalar[RECORDING]]
+        assert small > 0
+        sender = RecordSender(0, lambda packet: keeper.take(packet) is None, lambda _: None)
+
+        def send(file: int) -> None:
+            sender.use(file)
+            sender.add((0,))
+            sender.flush()
+
+        asks.put(picker.options.run_dir, picker.options.instance, asks.RecordAsk("1", str(tmp_path / "asked"), 60.0, ""))
+        running = keeper._running
+        assert running is not None
+        running.file = small - 7  # a file number is a time in seconds, and this test is shorter than a second
+        keeper._look_for_questions()
+        number = area.scalars[area.schema.scalar[RECORDING]]
+        for file in (small - 7, number, number - 100):
+            send(file)
+        lost = area.schema.counter["recording_lost_records_total"]
+        keeper.end()
+        background.close()
+        state = asks.told(picker.options.run_dir, picker.options.instance, "1")
+        assert state is not None and state.lost == 1, "only the one for a file that no recording has had"
+        assert area.counters[lost] == 2
+
+    with made(tmp_path, TEXT) as picker:
+        asyncio.run(main(picker))
