@@ -20,7 +20,7 @@ import numpy as np
 
 from compiled import calls
 from epp.errors import Cause, Refused
-from epp.protocol.surrogates import replaced
+from epp.protocol.surrogates import UNREADABLE, replaced
 
 REMOVED: Final = ("accept-encoding", "content-encoding")  # removed from a rewritten request, so that request and answer are plain
 MEMBERS_MAX: Final = 2  # members of one name in one body that are accepted
@@ -105,7 +105,7 @@ class Member:
         try:
             named: Any = self._decoder.decode(text)
             raw = memoryview(getattr(named, self.name))
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        except UNREADABLE as error:
             raise Refused(Cause.INVALID_BODY, f"invalid request body: {error}") from None
         if not len(raw):
             return None

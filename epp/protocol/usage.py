@@ -16,7 +16,8 @@ from epp.data import Datum
 from epp.decision.decision import Usage
 from epp.protocol import wire
 from epp.protocol.grpc_frames import Frames
-from epp.protocol.usage_structs import ANTHROPIC_USAGE, META_INFO, TOKENS_MAX, UNREADABLE, USAGE, readable_fields
+from epp.protocol.surrogates import UNREADABLE
+from epp.protocol.usage_structs import ANTHROPIC_USAGE, META_INFO, TOKENS_MAX, USAGE, readable_fields
 
 KEY: Final = b'"usage"'
 USAGE_BYTES_MAX: Final = 4096

@@ -10,6 +10,8 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
+from epp.protocol.surrogates import UNREADABLE
+
 # uint32, as in the gRPC APIs. Larger numbers are ignored, because their sums would overflow the words in shared memory.
 TOKENS_MAX: Final = 2**32 - 1
 Tokens = Annotated[int, msgspec.Meta(ge=0, le=TOKENS_MAX)]
@@ -28,7 +30,6 @@ class UsageObject(msgspec.Struct):
     input_tokens_details: Details | None = None
 
 
-UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 USAGE: Final = msgspec.json.Decoder(UsageObject, strict=False)  # numbers may come as strings
 
 

@@ -12,6 +12,7 @@ from compiled import calls
 from epp.decision.pipeline import Pipeline
 from epp.errors import Cause, Refused
 from epp.plugin import Parser
+from epp.protocol.surrogates import UNREADABLE
 
 DEFAULT_PATH: Final = "/v1/completions"  # used if neither the gateway nor the body says the path
 KNOWN_MAX: Final = 1024
@@ -68,7 +69,7 @@ def inferred_path(body: bytes | memoryview) -> str:
         try:
             found = msgspec.structs.astuple(_fields.decode(body))
         # A broken body has no fields; the parser says later what is wrong with the body.
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        except UNREADABLE:
             return DEFAULT_PATH
     present = {name for name, raw in zip(_NAMES, found, strict=True) if raw is not _MISSING}
     return next((path for path, names in PATHS if not present.isdisjoint(names)), DEFAULT_PATH)

@@ -18,7 +18,7 @@ import msgspec
 from compiled import calls
 from epp.errors import Cause, Refused
 from epp.protocol import codec
-from epp.protocol.surrogates import replaced
+from epp.protocol.surrogates import UNREADABLE, replaced
 
 UNDECIDED: Final = -1
 KEPT_MAX: Final = 4096  # answers that are kept, because streams and requests repeat them
@@ -188,7 +188,7 @@ def model_of(body: bytes | memoryview) -> str:
             return "" if found[0] is _MISSING else str(_text.decode(found[0]))
         named: Any = _named.decode(body)
         return str(named.model)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         readable = replaced(body)
     return "" if readable is None else model_of(readable)
 

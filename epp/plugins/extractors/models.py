@@ -9,13 +9,13 @@ from epp.data import Column
 from epp.plugin import plugin
 from epp.plugins.extractors._pages import MODELS, Extracted, ExtractError, PageExtractor
 from epp.protocol.models import Model
+from epp.protocol.surrogates import UNREADABLE
 
 SERVED_MODELS: Column[frozenset[str]] = Column("served_models", frozenset)
 MODELS_MAX = 1024
 # vLLM lists a model with an id of its own and one of its permission.
 IDS_MAX = 4 * MODELS_MAX
 MODEL_NAME_BYTES_MAX = 512
-UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 VALUE_BYTES_MAX = 6 * MODEL_NAME_BYTES_MAX + 2  # a name in JSON takes up to six bytes for each of its own
 EMPTY = msgspec.Raw()
 COUNT_MAX = 1 << 53  # larger numbers are not exact in JSON

@@ -18,7 +18,7 @@ Body = bytes | memoryview
 SURE_BYTES: Final = 32_768  # a shorter body cannot have too many values
 OPENED_MAX: Final = 1 << 17  # lists and objects of one body
 SEPARATED_MAX: Final = 1 << 19  # commas of one body
-TOKENS_MAX: Final = 1 << 20  # commas of a body that may have token ids
+SEPARATED_IDS_MAX: Final = 1 << 20  # commas of a body that may have token ids
 BILLING: Final = "x-anthropic-billing-header"  # a client's note that changes with every request; servers remove it
 
 
@@ -102,12 +102,12 @@ def messages(body: Body) -> Parts:
 
 def completions(body: Body) -> Parts:
     """Returns the prompt, or the prompts, of a completion."""
-    return _texts(_decoded(_prompt, body, TOKENS_MAX).prompt, body, render="completions")
+    return _texts(_decoded(_prompt, body, SEPARATED_IDS_MAX).prompt, body, render="completions")
 
 
 def embeddings(body: Body) -> Parts:
     """Returns the input's token ids, or the input as JSON if it has no token ids: texts, or conversations."""
-    decoded = _decoded(_input, body, TOKENS_MAX)
+    decoded = _decoded(_input, body, SEPARATED_IDS_MAX)
     value = decoded.input or decoded.messages
     parts = Parts() if _has_messages(value) else _texts(value, body)
     return parts if parts.token_ids else Parts(prompts=((_encoder.encode(value),),))
@@ -140,7 +140,7 @@ def conversations(body: Body) -> Parts:
 
 def images(body: Body) -> Parts:
     """Returns the prompt's text."""
-    return _texts(_decoded(_prompt, body, TOKENS_MAX).prompt, body)
+    return _texts(_decoded(_prompt, body, SEPARATED_IDS_MAX).prompt, body)
 
 
 def _chat_messages(body: _Messages) -> Iterator[dict[str, Any]]:

@@ -8,14 +8,13 @@ A `Raw` field then holds JSON as bytes or as a view of the text, which the funct
 """
 
 from collections.abc import Callable
-from typing import Any, Final, get_args, get_origin
+from typing import Any, get_args, get_origin
 
 import msgspec
 
 from compiled import calls
 from epp.plugins.parsers._structs import EMPTY, Raw
-
-UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)  # decoders raise these for bad JSON
+from epp.protocol.surrogates import UNREADABLE
 
 
 class Reader:

@@ -8,8 +8,8 @@ from epp.errors import Cause, Refused
 from epp.plugin import Parser, plugin
 from epp.plugins.parsers import _extents, _openai, _plain_prompts, _tokens
 from epp.plugins.parsers._canonical import present
-from epp.plugins.parsers._reader import UNREADABLE
 from epp.plugins.parsers._structs import EMPTY, Raw, Scalar, TokenId
+from epp.protocol.surrogates import UNREADABLE
 from epp.protocol.usage import ANSWER, AnswerHandling, SglangScanner
 from epp.request import Request
 

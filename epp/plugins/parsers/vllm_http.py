@@ -8,8 +8,9 @@ from epp.errors import Cause, Refused
 from epp.plugin import Parser, plugin
 from epp.plugins.parsers import _extents, _openai, _plain_prompts, _tokens
 from epp.plugins.parsers._canonical import present
-from epp.plugins.parsers._reader import UNREADABLE, Reader
+from epp.plugins.parsers._reader import Reader
 from epp.plugins.parsers._structs import ABSENT, EMPTY, Raw, Scalar, TokenId
+from epp.protocol.surrogates import UNREADABLE
 from epp.request import Feature, Request
 
 GENERATE: Final = "inference/v1/generate"

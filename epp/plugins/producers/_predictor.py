@@ -16,7 +16,7 @@ import msgspec
 
 from epp.errors import ProducerFailed
 from epp.plugin import Plugin, Services, Waiting
-from epp.protocol.usage_structs import UNREADABLE
+from epp.protocol.surrogates import UNREADABLE
 
 PREDICT_S = 0.4  # the longest wait of a decision
 # The call gets this much less time than the decision waits, so that it ends by its own timeout and not by being cancelled.

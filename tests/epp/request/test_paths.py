@@ -1,4 +1,4 @@
-"""The path of a request whose gateway does not name it follows from the fields of its body."""
+"""If a gateway does not name the path of a request, the path follows from the fields of the body."""
 
 import json
 import tracemalloc

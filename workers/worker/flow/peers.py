@@ -217,7 +217,7 @@ class BandLedger:
         priority: int,
         comparable: str,
     ) -> None:
-        """`comparable`: a name that is the same for all flows whose positions are comparable."""
+        """`comparable`: a name that is the same for all flows with comparable positions."""
         self._other_bases = other_bases  # returns the offsets, in words, at which the areas of the other shards begin
         self._flow = flow
         self._worker = worker
