@@ -34,7 +34,7 @@ HEADROOM_LEAST = -9.999
 
 
 class ScalingSignal:
-    """Reads the pool and shows the signal. Call `look` every READ_S."""
+    """Reads the pool and shows the signal. Call `look` every READ_S. `latency`: the keeper of the pool's latency model."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class ScalingSignal:
         self._endpoints = EndpointsView(DocumentReader(layout.documents, memory.documents), instance.pool or 0)
         self._areas = memory.areas
         self._area = area
-        self._latency = latency
+        self.latency = latency
         self._waiting = waiting
         self._now = now
         self._signal = ReplicasNeeded()
@@ -71,7 +71,7 @@ class ScalingSignal:
 
     def look(self) -> None:
         """Takes a reading and shows the signal."""
-        view, model = self._endpoints, self._latency.model
+        view, model = self._endpoints, self.latency.model
         view.current()
         first, end = view.span()
         copy, rows = self._table.copy_part(first, end), view.slots - first
@@ -86,7 +86,7 @@ class ScalingSignal:
                 finished=finished,
                 places=sum(batch_share(model, slot, n, used) for slot, n, used in loads),
                 waiting=float(waiting.sum()) + self._waiting(),
-                prompt_s=self._latency.prompt_s(),
+                prompt_s=self.latency.prompt_s(),
             )
         )
         self._show()
@@ -107,12 +107,11 @@ class ScalingSignal:
 
 
 class PoolSignal(ScalingSignal):
-    """The signal of one of several pools. `latency`: the keeper of its latency model."""
+    """The signal of one of several pools."""
 
     def __init__(self, present: Callable[[], Instance], latency: LatencyKeeper, now: Callable[[], float] = time.monotonic) -> None:
         """`present`: returns the instance as the pool sees it, under its present configuration."""
         pool = present()
-        self.latency = latency
         self._served = np.zeros(pool.layout.table.slots, dtype=np.int64)  # the served requests of all slots, at the last look
         self._finished = 0  # the requests finished by the endpoints of the pool, since the first look
         self._begun = False
