@@ -2,5 +2,4 @@
 
 `modules` lists the modules. `build` compiles the modules with mypyc from their ordinary source. `finder` imports the result in place of the
 source. Without a build, the same source runs interpreted, with the same behaviour. `kernels` has loops over numbers in C.
-May import: no other package of this project. Imported by: epp, shm, workers.
 """

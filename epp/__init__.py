@@ -2,7 +2,8 @@
 
 It does no I/O, reads no clock and opens no file. Time, futures and bytes come in as arguments.
 Start reading at `decision/decide.py`.
-May import: compiled. Imported by: workers; loadtest.
+Packages import only from packages further right in this order: config > decision > plugins > flow, prefix, protocol > points > endpoints,
+learning, recording, request > metrics. For some of their modules, `EPP` in tests/layers.py names another place in this order.
 """
 
 from compiled.finder import choose

@@ -3,7 +3,6 @@
 This package knows bytes, rows, owners and versions. It does not know requests, models or metrics.
 Exactly one process writes each shared word, and there are no locks. A reader that meets a half-written value retries a bounded number
 of times and then keeps the value that it read last.
-May import: compiled. Imported by: workers.
 """
 
 from compiled.finder import choose

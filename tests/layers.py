@@ -107,7 +107,7 @@ ANY_SIZE = ("loadtest.load.proto", "epp.config.schema")  # generated, and one ta
 
 BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")  # the fields of statements that have statements
 
-NEIGHBOURS = re.compile(r"^May import: (.+?)\. Imported by: (.+)\.$", re.MULTILINE)
+ORDER = re.compile(r"further right in this order: ([^.]+)\.")
 
 
 class Import(NamedTuple):
@@ -386,29 +386,24 @@ def entry_violations(folder: Path) -> list[str]:
 
 
 def docstring_violations(package: str, source: str) -> list[str]:
-    """Checks the docstring of a package. On the first two levels, it must also say what the package imports and what imports it."""
+    """Checks the docstring of a package. Those of `epp` and `workers` must also give the order of imports of their packages."""
     text = ast.get_docstring(parsed(source)) or ""
     if len(text.split()) < 3:
         return [f"{package} has no docstring: say in its __init__.py what it is"]
-    if package.count(".") > 1:
+    if package not in ("epp", "workers"):
         return []
-    phrases = NEIGHBOURS.search(text)
-    if phrases is None:
-        return [
-            f"{package} does not say what it may import and what may import it: "
-            "write 'May import: ... . Imported by: ...' into its docstring"
-        ]
-    part = package.rpartition(".")[2]
-    if not package.startswith("workers.") or part not in WORKERS:
-        return []
-    rooms = [name for name in WORKERS if "." not in name]
-    place = rooms.index(part)
-    neighbours = ((*rooms, "nothing")[place + 1], rooms[place - 1] if place else "__main__")
-    return [
-        f"{package} says '{phrase}' about its neighbours, but by WORKERS in tests/layers.py this begins with {neighbour}: write that"
-        for phrase, neighbour in zip(phrases.groups(), neighbours, strict=True)
-        if re.split(r"\W+", phrase)[0] != neighbour
-    ]
+    told = ORDER.search(text)
+    order = epp_order() if package == "epp" else " > ".join(name for name in WORKERS if "." not in name)
+    if told is None or " ".join(told[1].split()) != order:
+        return [f"{package} does not give the order of imports: write '... further right in this order: {order}.' into its docstring"]
+    return []
+
+
+def epp_order() -> str:
+    """Returns the packages of the rows of EPP from high to low, those of a row in alphabetical order."""
+    packages = {name for name in MODULES if name.count(".") == 1 and MODULES[name].name == "__init__.py"}
+    rows = [sorted(name for name in row if f"epp.{name}" in packages) for row in reversed(EPP)]
+    return " > ".join(", ".join(names) for names in rows if names)
 
 
 def size_violations(module: str, source: str) -> list[str]:

@@ -213,9 +213,8 @@ def test_too_many_entries_of_workers_are_reported(tmp_path: Path) -> None:
     ("package", "docstring", "message"),
     [
         ("epp.plugins.pickers", "pickers", "epp.plugins.pickers has no docstring: say in its __init__.py what it is"),
-        ("epp.flow", "The queues of requests.", "write 'May import: ... . Imported by: ...' into its docstring"),
-        ("workers.process", "The parent.\n\nMay import: host. Imported by: worker.", "begins with replicas: write"),
-        ("workers.process", "The parent.\n\nMay import: replicas. Imported by: cli.", "begins with worker: write"),
+        ("epp", "The domain of the picker.", "epp does not give the order of imports: write '... further right in this order: config > "),
+        ("workers", "The processes: imports further right in this order: host > cli.", "write '... further right in this order: cli > "),
     ],
 )
 def test_a_planted_docstring_is_reported_with_the_missing_part(package: str, docstring: str, message: str) -> None:

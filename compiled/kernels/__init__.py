@@ -5,8 +5,6 @@ Both have the same results; `tests/compiled` compares them. For eight endpoints,
 NumPy; a kernel in C costs 0.1 µs. A kernel checks its arguments: it copies arrays that are not contiguous or have another type, and never
 writes outside an array. `NATIVE` says whether the kernels in C run. Three kernels have no reference here, so check `NATIVE` before calling
 `chain`, `fence` or `read_rows`. Without a C compiler, code beside those calls does their work, in `epp/prefix/blocks.py` and in `shm`.
-
-May import: numpy. Imported by: everything that computes over endpoints, areas, hashes or bytes.
 """
 
 from compiled.finder import choose

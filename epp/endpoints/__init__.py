@@ -1,4 +1,1 @@
-"""What the picker knows about model servers beyond their columns: labels, topology, roles, pressure, failures.
-
-May import: compiled, epp.candidates, epp.data. Imported by: plugins, epp.decision, workers.
-"""
+"""What the picker knows about model servers beyond their columns: labels, topology, roles, pressure, failures."""

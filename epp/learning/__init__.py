@@ -1,6 +1,4 @@
 """Learns the latencies of endpoints from the answers that pass through: pure code without plugins, processes or clocks.
 
 Start reading in `model`. `choice` turns predicted costs into scores, and has the rule for costs without predictions.
-
-May import: words and values of epp. Imported by: the rows of epp above it, and workers.
 """

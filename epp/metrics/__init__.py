@@ -10,8 +10,6 @@ in the same way:
 
 `catalogue` lists them all. A plugin declares its own families with `Metric`. Clients choose the values of some labels, so `label_caps`
 decides which of these values are named, and `page_size` bounds how much of the page they take.
-
-May import: no other module of epp. Imported by: the rows of epp above it, and workers.
 """
 
 from typing import Final, Literal, NamedTuple

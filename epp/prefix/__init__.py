@@ -1,4 +1,1 @@
-"""Prefix affinity: prompt bytes -> block hashes -> frames by which a worker updates the prefix index.
-
-May import: words, values and extension points of epp. Imported by: the rows of epp above it, and workers.
-"""
+"""Prefix affinity: prompt bytes -> block hashes -> frames by which a worker updates the prefix index."""

@@ -1,7 +1,4 @@
-"""One request: what the client sent, how it is read, and where it may go.
-
-May import: epp.endpoints, epp.points, epp.protocol. Imported by: epp.decision, plugins, workers.
-"""
+"""One request: what the client sent, how it is read, and where it may go."""
 
 from epp.request.client_headers import DEFAULT_FLOW
 from epp.request.request import BYTES_PER_TOKEN, EMPTY_PROMPT, USUAL, Extent, Feature, Media, Parts, Prompt, Request, Subset, Tenant

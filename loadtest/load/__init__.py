@@ -1,4 +1,1 @@
-"""Load: a driver of ext_proc streams as a gateway sends them, and the users of locust.
-
-May import: the messages of epp.protocol. Imported by: tests, and locust.
-"""
+"""Load: a driver of ext_proc streams as a gateway sends them, and the users of locust."""

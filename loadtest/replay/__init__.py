@@ -5,6 +5,4 @@ servers.py    a model server with these values
 run.py        arrivals, decisions and servers in virtual time
 figures.py    figures of a run, or of what was recorded; the condition of --fail-if
 command.py    the command
-
-May import: the modules that tests/layers.py names. Imported by: loadtest.tune, tests and loadtest.commands.
 """

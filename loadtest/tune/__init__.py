@@ -4,6 +4,4 @@ space.py      which values of a configuration may change, and between which limi
 search.py     replays of the training part of a recording, led by optuna
 confirm.py    the held-out part: is the best candidate better by more than chance?
 command.py    the command
-
-May import: loadtest.replay, and the modules that tests/layers.py names. Imported by: tests and loadtest.commands.
 """

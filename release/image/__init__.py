@@ -1,4 +1,1 @@
-"""The image: a root file system from Debian packages, locked dependencies and the wheel, and its OCI archive.
-
-May import: release. Imported by: release.__main__, deploy/Dockerfile.
-"""
+"""The image: a root file system from Debian packages, locked dependencies and the wheel, and its OCI archive."""

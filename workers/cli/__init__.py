@@ -1,7 +1,6 @@
 """The `epp` command: one file or folder per command, imported when it is called.
 
 So `epp config check` starts without the modules that `epp serve` needs, and a missing extra breaks only the command that needs it.
-May import: supervisor and all below it. Imported by: __main__ and the installed command.
 """
 
 import os

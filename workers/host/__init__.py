@@ -1,4 +1,1 @@
-"""Access to the machine and the operating system: CPUs, memory, limits, the allocator, logs, exit codes, files.
-
-May import: nothing of workers. Imported by: transport and all above it.
-"""
+"""Access to the machine and the operating system: CPUs, memory, limits, the allocator, logs, exit codes, files."""

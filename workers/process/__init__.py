@@ -2,7 +2,6 @@
 
 A process may fork only while it has one thread and no event loop. So `parent`, `fork`, `restart`, and all of our modules that they
 import at module level, must not import asyncio, grpc or any other module that starts a thread or a loop.
-May import: replicas and all below it. Imported by: worker and all above it.
 """
 
 

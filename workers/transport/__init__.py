@@ -1,4 +1,1 @@
-"""HTTP/2 and gRPC servers: turn the bytes of a connection into whole messages, and answers into bytes.
-
-May import: host and all below it. Imported by: shared and all above it.
-"""
+"""HTTP/2 and gRPC servers: turn the bytes of a connection into whole messages, and answers into bytes."""

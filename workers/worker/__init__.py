@@ -1,5 +1,4 @@
 """A worker process: serves ext_proc streams from one event loop, and drains before it ends.
 
 Start reading in `main`. `setup` creates the objects that decide on requests.
-May import: process and all below it. Imported by: supervisor and all above it.
 """

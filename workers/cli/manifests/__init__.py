@@ -6,5 +6,4 @@
 
 The chart in `deploy/helm/endpoint-picker` alone defines the objects, and the rules about values that exclude each other. The base and the
 overlays of kustomize are generated from it. This package sends no request to a cluster.
-May import: the other commands' flags, epp. Imported by: the command line.
 """
