@@ -1,4 +1,20 @@
-"""The kernels of the latency model in plain Python. They define what `latency.c` computes, and run where it is not built."""
+"""The kernels of the latency model in plain Python. They define what `latency.c` computes, and run where it is not built.
+
+`first_tokens` gets arrays with a value per slot, in which slots beyond the end have the usual value (`computed`: 0), and arrays with a
+value per candidate:
+
+    per slot        speeds: relative to the coefficients           computed: tokens that the endpoint has computed
+                    limits: of a batch, in requests; 0: unknown
+    per candidate   slots: of the endpoint                         held: blocks of the prompt that it has cached; None: nowhere
+                    ahead: tokens in flight, no first token yet    inflight, before: requests in flight now, and at the last scrape
+                    running, waiting: requests, by that scrape     usage: the taken share of the KV cache, by that scrape
+                    room: tokens that the KV cache holds; 0: unknown
+
+`starts`, of shape (workers, CELLS, slots), says since when each endpoint works on the prompt at its front: the newest START of all workers,
+0 if unknown. From it follow the seconds that the endpoint has spent on the tokens ahead. These seconds count only for prompts that were
+there at that time, unless the share `crowded` of the KV cache is taken: then prompts may wait for memory, and the order is unknown. They
+count as none while the new prompt would wait for memory. PROMPTS says which share of the tokens ahead belongs to prompts that wait.
+"""
 
 import math
 from collections.abc import Sequence
@@ -49,17 +65,12 @@ def first_tokens(
     prompt: float, held: Floats | None, block_tokens: float, ahead: NDArray[Any], inflight: NDArray[Any], before: Floats,
     running: Floats, waiting: Floats, usage: Floats, room: Floats,
 ) -> Floats:  # fmt: skip
-    """Predicts what one request meets at each candidate. Returns float64, shape (7, candidates): predicted times to the first token and
-    costs (`epp.learning.choice`), in seconds; tokens to compute; tokens ahead; seconds spent on these; requests there; further seconds
-    until the KV cache has room. `compiled.outlook` names these rows.
+    """Predicts what one request meets at each candidate.
 
-    `parameters`: PARAMETERS. `speeds`, `limits`, `computed` (how many tokens): a value per slot; slots beyond the end of these arrays have
-    the usual values, and 0. `starts`, shape (workers, CELLS, slots): since when each endpoint works on the prompts at the front (the newest
-    is used, 0: unknown), and what `follow` adds. Then it computes only prompts that were there; with a `crowded` KV cache, it may have
-    waited for memory. The numbers of PROMPTS say which share of the tokens ahead is of prompts that wait. Per candidate: `slots`; `held`:
-    blocks of the prompt that it has cached, None: nowhere; `ahead`: tokens in flight; `inflight`, `before`: requests in flight now and at
-    the last scrape; `running`, `waiting`: what that scrape found; `usage`: the taken part of the KV cache; `room`: how many tokens that
-    holds, 0: not known. Raises ValueError if they differ in length, and TypeError for starts of another kind.
+    Returns float64 of shape (7, candidates), with the rows that `compiled.outlook` names: predicted time to the first token and cost in
+    seconds (`epp.learning.choice`), tokens to compute, tokens ahead, seconds spent on these, requests there, seconds until the KV cache has
+    room. `parameters`: PARAMETERS. `prompt`: its tokens. The module's docstring explains the arrays. Raises ValueError if they differ in
+    length, and TypeError for starts of another kind.
     """
     _check(starts, False, "first_tokens")
     lengths = {len(column) for column in (slots, ahead, inflight, before, running, waiting, usage, room, slots if held is None else held)}
@@ -221,13 +232,12 @@ def fit(
     sums: Floats, prior: Floats, values: Sequence[float], observed: float, floor: float, keep: float, most: float,
     share_max: float, weight: float, bounded: int, bound: int,
 ) -> list[float]:  # fmt: skip
-    """Adds one observation to the sums of a fit, in place, and moves each coefficient to its best value given the others. Returns the
-    coefficients. `epp.learning.least_squares` explains the fit.
+    """Adds one observation to the sums of a fit, in place, and moves each coefficient to its best value given the others.
 
-    `sums`: for n features, n coefficients in units of the prior, n moments, n * n products. `values`: the features. `floor`: smaller
-    predictions are raised to this value. `keep`: the factor by which earlier sums are kept. `most`, `share_max`: the upper limits of y /
-    prediction, and of the share of it that a feature has. `weight`: the weight of the imagined observations. `bounded`, `bound`: the
-    features of `at_most` there.
+    Returns the coefficients. `epp.learning.least_squares` explains the fit. `sums`: for n features, n coefficients in units of the prior, n
+    moments, and n * n products. `values`: the features. `floor`: the least prediction. `keep`: what remains of earlier sums. `most`: the
+    largest observed / prediction. `share_max`: the largest share that one feature has of a prediction. `weight`: of the imagined
+    observations. `bounded`, `bound`: the coefficient of the first feature is at most that of the second.
     """
     size, priors = len(prior), prior.tolist()
     every = sums.tolist()

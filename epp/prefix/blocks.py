@@ -14,9 +14,9 @@ medium's hash.
 The root is a hash of model and cache salt, each prefixed by its length, under the secret of the deployment. So prompts of different
 models or salts share no hash, and without the secret no client can produce the hashes of another client's blocks.
 
-A cache salt also changes the seed of the block hashes (`seed`). Otherwise the chains of a text under two salts would differ by a number
-that is the same for all texts. A client that fills the index could learn this number from a known prompt of another client, and then see
-by its own blocks which other blocks that client's prompts displace.
+A cache salt also changes the seed of the block hashes (`seed`). If it changed only the root, the hashes of a text under two salts would
+differ by a number that does not depend on the text. A client that fills the index sees which of its blocks other prompts displace. From one
+known prompt of a client with another salt it could learn that number, and then recognize all prompts of that client.
 """
 
 from collections.abc import Sequence
