@@ -92,7 +92,7 @@ def decode(data: bytes) -> LatencyModel:
         if version != VERSION:
             raise UnusableModel(f"it has version {version}, and this picker reads version {VERSION}")
         state = _decoder.decode(data)
-    except msgspec.DecodeError as problem:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as problem:
         raise UnusableModel(f"it is damaged: {problem}") from problem
     model = LatencyModel()
     _restore(model.first, state.first)

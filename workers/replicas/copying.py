@@ -18,6 +18,7 @@ import numpy as np
 from msgspec import Meta
 
 from epp.learning.state import UnusableModel
+from epp.protocol.surrogates import UNREADABLE
 from shm.prefix_index import FAR_MARK, OWNER_WORD_MASK, WAYS
 from shm.prefix_writer import IndexWriter
 from workers.replicas.endpoint_places import Places
@@ -127,7 +128,7 @@ def read(data: bytes) -> Slice | Model:
         raise NotUsable("long")
     try:
         part = _decoder.decode(data)
-    except (msgspec.DecodeError, RecursionError, MemoryError, UnicodeError):
+    except (*UNREADABLE, MemoryError):
         raise NotUsable("malformed") from None
     if part.form != FORM:
         raise NotUsable("copy")

@@ -4,8 +4,7 @@ import math
 import re
 from typing import Final
 
-import msgspec
-
+from epp.protocol.surrogates import UNREADABLE
 from shm.budgets import FILLS_MAX, KEY_MAX
 from workers.replicas.wire import (
     AGE_US_MAX,
@@ -35,7 +34,7 @@ def decode(data: bytes) -> Message:
         raise NotUsable("long")
     try:
         message = decoder.decode(data)
-    except (msgspec.DecodeError, RecursionError, MemoryError, UnicodeError):
+    except (*UNREADABLE, MemoryError):
         raise NotUsable("form" if _other_form(data) else "malformed") from None
     if message.form != FORM:
         raise NotUsable("form")

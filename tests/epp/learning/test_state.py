@@ -59,6 +59,7 @@ def test_bytes_that_are_no_model_are_refused() -> None:
         msgspec.msgpack.encode([*fields[:3], [1.0], *fields[4:]]),
     ]
     first, endpoint = fields[1], fields[5][0]
+    odd += [b"\x91" * 100_000, b"\x91\xa1\xff"]  # nested too deeply; a text that is not UTF-8
     odd += [msgspec.msgpack.encode([fields[0], bad, *fields[2:]]) for bad in impossible(first)]
     slot, generation, speed, token_speed, full, numbers, errors = endpoint
     for wrong in (

@@ -21,6 +21,7 @@ from zlib import crc32
 import msgspec
 import structlog
 
+from epp.protocol.surrogates import UNREADABLE
 from shm.index_capacity import OWNER_IDS
 from shm.prefix_index import FIRST_OWNER
 from workers.process.prefix_secret import create_private
@@ -73,7 +74,7 @@ def trailer(content: bytes, kind: type[T]) -> tuple[T, int]:
     begin = len(content) - FOOTER.size - int(length)
     try:
         return msgspec.msgpack.decode(memoryview(content)[begin : -FOOTER.size], type=kind), begin
-    except msgspec.DecodeError as failure:
+    except UNREADABLE as failure:
         raise RefusedSnapshot(f"it is damaged: {failure}") from failure
 
 

@@ -22,8 +22,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-import msgspec
-
+from epp.protocol.surrogates import UNREADABLE
 from workers.supervisor.kube.errors import MESSAGE_CHARS_MAX, ApiError, Unreachable, access, decode_status
 
 if TYPE_CHECKING:
@@ -243,7 +242,7 @@ def _error(response: "aiohttp.ClientResponse", answer: bytes, verb: str, path: s
     try:
         status = decode_status(answer)
         reason, message = status.reason or reason, status.message or message
-    except msgspec.DecodeError:
+    except UNREADABLE:
         pass  # a proxy's error page, or an empty body
     wait = response.headers.get("Retry-After", "")
     retry_after_s = float(wait) if wait.isascii() and wait.isdigit() and len(wait) < 5 else 0.0

@@ -15,6 +15,7 @@ from typing import Final, Generic, NamedTuple, TypeVar
 
 import msgspec
 
+from epp.protocol.surrogates import UNREADABLE
 from workers.supervisor.endpoints.discovery import HOLD_S, EmptyList
 from workers.supervisor.kube.api import Resource
 from workers.supervisor.kube.errors import ApiError, decode_status
@@ -132,7 +133,7 @@ class Known(Generic[T]):
         return ObjectChange(found, upserted, deleted, listed=True) if first or upserted or deleted else None
 
     def event(self, line: bytes) -> ObjectChange[T] | None:
-        """Takes over one line of a watch. Raises Expired, ApiError (an error in the stream), Unreadable, msgspec.MsgspecError."""
+        """Takes over one line of a watch. Raises Expired, ApiError (an error in the stream), Unreadable, one of UNREADABLE."""
         event = _event.decode(line)
         if event.type == "ERROR":
             self._raise_error(event.object)
@@ -164,7 +165,7 @@ class Known(Generic[T]):
             decoded = self._decode(bytes(item))
             self.unread.pop(name, None)
             return decoded
-        except (msgspec.MsgspecError, ValueError) as wrong:
+        except (*UNREADABLE, ValueError) as wrong:
             if len(self.unread) < OBJECTS_MAX:
                 self.unread[name] = str(wrong)
             self._once("object cannot be read", name=name, reason=str(wrong))

@@ -25,6 +25,7 @@ from typing import Final
 import msgspec
 import structlog
 
+from epp.protocol.surrogates import UNREADABLE
 from workers.host.log import Rarely
 from workers.supervisor.kube.api import Api, Resource
 from workers.supervisor.kube.election import NEVER, Done, Election, Lease, Read, Wait, Write
@@ -255,7 +256,7 @@ def decoded(answer: bytes) -> Lease:
     """Decodes a Lease object (JSON). Raises Unreachable if the answer is not a Lease."""
     try:
         found = _decoder.decode(answer)
-    except msgspec.DecodeError as bad:
+    except UNREADABLE as bad:
         raise Unreachable(f"the API server's answer is not a Lease: {bad}") from bad
     spec = found.spec
     return Lease(

@@ -25,6 +25,7 @@ from typing import Final, Generic
 
 import msgspec
 
+from epp.protocol.surrogates import UNREADABLE
 from workers.supervisor.kube.api import Api, Resource
 from workers.supervisor.kube.errors import ApiError, Unreachable
 from workers.supervisor.kube.known import Expired, Known, ObjectChange, T, UnreadableAnswer, decode_page, history_gone
@@ -225,7 +226,7 @@ class Reflector(Generic[T]):
                 except ApiError as failure:
                     is_gone = failure.status == HTTPStatus.GONE
                     await self._failed(Expired(history_gone(self.resource, failure.message)) if is_gone else failure)
-                except msgspec.MsgspecError as failure:
+                except UNREADABLE as failure:
                     await self._failed(UnreadableAnswer(self._invalid(str(failure))))
                 except (Expired, Unreachable, UnreadableAnswer) as failure:
                     await self._failed(failure)
@@ -274,7 +275,7 @@ class Reflector(Generic[T]):
         try:
             if _kind.decode(await self._api.request("GET", "/apis")).kind == "APIGroupList":
                 return
-        except (ApiError, msgspec.MsgspecError):
+        except (ApiError, *UNREADABLE):
             pass  # any other answer means the same
         raise Unreachable(f"{refused}; this answer is not from the API server: /apis is not found either") from refused
 

@@ -25,6 +25,7 @@ from typing import Any, Final
 
 import msgspec
 
+from epp.protocol.surrogates import UNREADABLE
 from workers.host.log import Rarely
 from workers.supervisor.kube.api import Api
 from workers.supervisor.kube.errors import ApiError, Unreachable
@@ -127,7 +128,7 @@ class Reviewer:
         try:
             async with asyncio.timeout(REVIEW_S):
                 verdict = await self._reviewed(token, path)
-        except (ApiError, Unreachable, TimeoutError, msgspec.DecodeError) as failure:
+        except (ApiError, Unreachable, TimeoutError, *UNREADABLE) as failure:
             why = str(failure) or f"no answer within {REVIEW_S:g} s"
             self._rarely.tell(self._now(), why)
             verdict = FAILED

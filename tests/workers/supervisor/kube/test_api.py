@@ -144,12 +144,13 @@ def test_a_refusal_by_rbac_names_the_missing_rule(tmp_path: Path, verb: str) -> 
     scenario(tmp_path, answer, main)
 
 
-def test_an_error_page_of_a_proxy_is_an_api_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize("page", [b"<html>bad gateway</html>", b'{"message": "bad gateway \xe9"}'])
+def test_an_error_page_of_a_proxy_is_an_api_error(tmp_path: Path, page: bytes) -> None:
     async def answer(request: web.Request) -> web.Response:
-        return web.Response(text="<html>bad gateway</html>", status=502)
+        return web.Response(body=page, status=502)
 
     async def main(client: Api) -> None:
-        with pytest.raises(ApiError, match="<html>bad gateway</html>"):
+        with pytest.raises(ApiError, match="bad gateway"):
             await client.request("GET", PODS)
 
     scenario(tmp_path, answer, main)

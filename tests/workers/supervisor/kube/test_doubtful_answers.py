@@ -144,7 +144,11 @@ def test_a_core_resource_never_counts_as_not_installed() -> None:
     in_virtual_time(main)
 
 
-@pytest.mark.parametrize("answer", [b"{}", b'{"kind":"Status","status":"Failure","code":500}', b"<html>", b"", b"null"])
+DEEP = b'{"more":' + b"[" * 100_000
+NOT_UTF8 = b'{"metadata":{"resourceVersion":"\xff"},"items":[]}'
+
+
+@pytest.mark.parametrize("answer", [b"{}", b'{"kind":"Status","status":"Failure","code":500}', b"<html>", b"", b"null", NOT_UTF8, DEEP])
 def test_an_invalid_list_does_not_count_as_empty(answer: bytes) -> None:
     async def main(api: FakeApi, followed: Followed) -> None:
         before, api.answer = followed.known, answer

@@ -406,8 +406,9 @@ def test_a_lease_with_missing_fields_is_decoded() -> None:
         b'"leaseDurationSeconds": 15, "leaseTransitions": 2, "acquireTime": "a", "renewTime": "r", "strategy": null}}'
     )
     assert decoded(full) == Lease("5", "h", 15.0, 2, "a", "r")
-    with pytest.raises(Unreachable, match="is not a Lease"):
-        decoded(b"<html>")
+    for answer in (b"<html>", b'{"metadata": {"resourceVersion": "\xff"}}', b'{"more":' + b"[" * 100_000):
+        with pytest.raises(Unreachable, match="is not a Lease"):
+            decoded(answer)
 
 
 def test_a_lease_that_is_given_back_has_no_holder_and_the_time_of_the_change() -> None:

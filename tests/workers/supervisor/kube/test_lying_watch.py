@@ -36,9 +36,9 @@ def objective(name: str, priority: int, version: str = "6", *, kind: str = OBJEC
 
 
 class Liar:
-    """Lists the true objects, and sends the same events in every watch, which then stays open."""
+    """Lists the true objects, and sends the same events in every watch, which then stays open. An event may be a line as it is sent."""
 
-    def __init__(self, events: Sequence[tuple[str, Object]], *, pause_s: float = 0.0) -> None:
+    def __init__(self, events: Sequence[tuple[str, Object | bytes]], *, pause_s: float = 0.0) -> None:
         self.truth = [objective("a", 1, "5"), objective("b", 2, "5")]
         self.events, self.pause_s = events, pause_s
         self.version = "5"
@@ -53,7 +53,7 @@ class Liar:
         yield b""
         for kind, thing in self.events:
             await elapse(self.pause_s)
-            yield json.dumps({"type": kind, "object": thing}).encode()
+            yield thing if isinstance(thing, bytes) else json.dumps({"type": kind, "object": thing}).encode()
         await elapse(HOUR_S)
 
 
@@ -126,6 +126,13 @@ def test_a_foreign_object_changes_nothing_and_is_reported_once(event: str, forei
     assert report.startswith("the API server sent an object of another resource, which is ignored resource=inferenceobjectives")
     assert f" reason={why}" in report
     assert len(report) < 1000
+
+
+@cases("line", [b'{"type":"ADDED","object":{"metadata":{"name":"\xff"}}}', b'{"type":"ADDED","object":' + b"[" * 100_000])
+def test_a_line_that_cannot_be_decoded_removes_nothing_and_ends_nothing(line: bytes) -> None:
+    followed = after(30.0, Liar([("", line)]))
+    assert followed.priorities == {"a": 1, "b": 2}
+    assert "is not an API server's" in followed.reflector.problem
 
 
 def test_foreign_objects_of_a_list_are_left_out() -> None:

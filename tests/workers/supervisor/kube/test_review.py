@@ -224,10 +224,13 @@ def test_a_silent_server_and_a_missing_connection_give_503(monkeypatch: pytest.M
     in_a_world(scenario)
 
 
-def test_an_invalid_answer_gives_503() -> None:
+@pytest.mark.parametrize(
+    "answer", [b"<html>", b'{"status":{"authenticated":"\xff"}}', b'{"status":{"user":{"username":"\xff"}}}', b'{"more":' + b"[" * 100_000]
+)
+def test_an_invalid_answer_gives_503(answer: bytes) -> None:
     async def scenario(world: World) -> None:
         async def nonsense(*_: object, **__: object) -> bytes:
-            return b"<html>"
+            return answer
 
         world.server.request = nonsense  # type: ignore[method-assign]
         assert await world.verdict("good") == FAILED
