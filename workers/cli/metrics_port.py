@@ -2,10 +2,8 @@
 client.
 """
 
-import http.client
 import ssl
 import urllib.error
-import urllib.request
 from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
@@ -13,10 +11,12 @@ import click
 import msgspec
 
 from shm import observe
+from workers.cli import http_page
 
 T = TypeVar("T")
 
 TIMEOUT_S = 5.0
+PAGE_BYTES_MAX = 1 << 30
 
 
 class MetricsPort(NamedTuple):
@@ -35,14 +35,11 @@ class MetricsPort(NamedTuple):
         url = self.url + path
         fields = {"Authorization": f"Bearer {self.secret}"} if self.secret else {}
         try:
-            asked = urllib.request.Request(url, headers=fields)
-            with urllib.request.urlopen(asked, timeout=timeout_s, context=context) as answer:
-                data: bytes = answer.read()
+            return http_page.get(url, timeout_s, bytes_max=PAGE_BYTES_MAX, context=context, fields=fields).content
         except urllib.error.HTTPError as refused:
             raise click.ClickException(f"{url}: {refused.read().decode(errors='replace').strip() or refused}") from refused
-        except (OSError, http.client.HTTPException) as failed:
+        except OSError as failed:
             raise _unusable(url, _why(failed, url)) from failed
-        return data
 
     def read(self, path: str, decode: Callable[[bytes], T]) -> T:
         """Returns the decoded content of a page. Raises ClickException, also if `decode` finds no page of a picker."""
@@ -77,6 +74,6 @@ def _why(failed: Exception, url: str) -> str:
     why = getattr(failed, "reason", failed)  # an URLError puts its cause in brackets
     if isinstance(why, ssl.SSLCertVerificationError):
         return f"its certificate is not trusted ({why.verify_message}): give --ca-file"
-    if isinstance(why, (http.client.HTTPException, ConnectionResetError)) and url.startswith("http:"):
+    if isinstance(why, (http_page.NoHttpError, ConnectionResetError)) and url.startswith("http:"):
         return "no HTTP without TLS (if the picker has --metrics-cert-dir, give --ca-file or https://)"
     return str(getattr(why, "strerror", None) or why)

@@ -1,10 +1,10 @@
 """Asks the admin port of an Envoy: its configuration, and its counters about the picker."""
 
 import json
-import urllib.request
 from collections.abc import Mapping
 from typing import Any, Final
 
+from workers.cli import http_page
 from workers.shared.doctor_report import ERROR, WARNING, Finding
 
 PORTS: Final = (9901, 19000, 15000)  # the admin ports of deploy/envoy.yaml and the chart, of Envoy Gateway, and of Istio
@@ -79,6 +79,4 @@ def stats_findings(counters: Mapping[str, int]) -> list[Finding]:
 
 def _page(admin: str, path: str, timeout_s: float) -> str:
     url = admin if "://" in admin else f"http://{admin}"
-    with urllib.request.urlopen(url.rstrip("/") + path, timeout=timeout_s) as answer:
-        text: str = answer.read(DUMP_BYTES_MAX).decode()
-    return text
+    return http_page.get(url.rstrip("/") + path, timeout_s, bytes_max=DUMP_BYTES_MAX).content.decode()

@@ -8,12 +8,12 @@ import re
 import ssl
 import time
 import urllib.error
-import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, NamedTuple
 
+from workers.cli import http_page
 from workers.cli.doctor.running import State, effective
 from workers.shared.doctor_report import ERROR, WARNING, Finding
 from workers.supervisor.pages.state.pool_findings import fewer, in_pool
@@ -141,9 +141,7 @@ def _ask(name: str, address: str, where: Callable[[str], str]) -> Answer:
     context.verify_mode = ssl.CERT_NONE
     begun = time.monotonic()
     try:
-        with urllib.request.urlopen(where(address), timeout=TIMEOUT_S, context=context) as answer:
-            page = answer.read(PAGE_BYTES_MAX)
-            told = answer.headers.get("Date", "")
+        page = http_page.get(where(address), TIMEOUT_S, bytes_max=PAGE_BYTES_MAX, within_s=TIMEOUT_S, context=context)
     except urllib.error.HTTPError as refused:
         return Answer(name, address, failed=str(refused))
     except (OSError, ValueError) as failed:  # includes URLError, whose text has brackets around the cause
@@ -152,8 +150,8 @@ def _ask(name: str, address: str, where: Callable[[str], str]) -> Answer:
         name,
         address,
         seconds=time.monotonic() - begun,
-        ahead_s=_ahead_s(told, time.time()),
-        caching_off=CACHING_OFF.search(page) is not None,
+        ahead_s=_ahead_s(page.date, time.time()),
+        caching_off=CACHING_OFF.search(page.content) is not None,
     )
 
 
