@@ -15,7 +15,7 @@ from workers.cli.configuration import add_plugins, plugin_path_option
 from workers.cli.doctor import envoy_admin
 from workers.cli.doctor.gateway import Peer, TlsNames, calls, client_header_findings, gateway_findings, picker_clusters, tls_names
 from workers.cli.doctor.running import Running, ext_proc_ports, only, pools_of, running, vouches, waits_s
-from workers.cli.doctor.servers import server_findings
+from workers.cli.doctor.servers import server_findings, unasked
 from workers.cli.flags import DURATION, PORT, Whole, WithArguments
 from workers.cli.output import echo, echo_lines, echo_text
 from workers.cli.which import Named, check_pool, pool_option, port_options
@@ -23,6 +23,7 @@ from workers.host.exit_codes import ExitCode
 from workers.shared import doctor_report
 from workers.shared.doctor_report import DOCTOR, ERROR, Check, Finding, Report
 
+NAMED_MAX: Final = 5
 LABEL: Final = 8  # width of the first column
 
 
@@ -123,7 +124,7 @@ class Visit:
         answers = bool(picker.state)
         silent = "" if answers else "no picker answers"
         self._check("picker", silent, list)
-        self._check("servers", silent, lambda: server_findings(picker.state))
+        self._servers(silent)
         tls = picker.flag("secure-serving") != "false"
         ports = ext_proc_ports(picker)
         peer = Peer(tls=tls, waits_s=waits_s(picker.state) if answers else 0.0, ports=ports)
@@ -149,6 +150,17 @@ class Visit:
             self.skipped[name] = skipped
             return
         self.found[name] = check()
+
+    def _servers(self, silent: str) -> None:
+        """Checks the model servers, and says which pools are left out."""
+        state = self._picker.state
+        left_out = {} if silent else unasked(state)
+        every = {each.get("pool", "") for each in state.get("endpoints", {}).values()}
+        why = next(iter(left_out.values()), "")
+        whole = bool(left_out) and every == left_out.keys()
+        self._check("servers", silent or (why if whole else ""), lambda: server_findings(state))
+        if left_out and not whole:
+            self.skipped[f"servers of pools {', '.join([*left_out][:NAMED_MAX])}{' …' if len(left_out) > NAMED_MAX else ''}"] = why
 
     def _counted(self, ports: Collection[int]) -> list[Finding]:
         """Returns the findings from Envoy's counters, if Envoy's admin port is known."""

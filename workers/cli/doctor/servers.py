@@ -15,8 +15,9 @@ from typing import Any, Final, NamedTuple
 
 from workers.cli import http_page
 from workers.cli.doctor.running import State, effective
+from workers.process.credentials import tls_context
 from workers.shared.doctor_report import ERROR, WARNING, Finding
-from workers.supervisor.pages.state.pool_findings import fewer, in_pool
+from workers.supervisor.pages.state.pool_findings import fewer, in_pool, settings_of
 from workers.supervisor.pages.state.prefix_findings import unreported
 
 ASKED_MAX: Final = 32  # endpoints; in a larger pool, only some are asked
@@ -28,6 +29,7 @@ NAMED_MAX: Final = 5
 NAME_CHARS_MAX: Final = 64
 CACHING_OFF: Final = re.compile(rb'^[\w:]*cache_config_info\{[^}\n]*enable_prefix_caching="(?:False|false|0)"', re.MULTILINE)
 SOURCE: Final = "metrics-data-source"
+OF_CLUSTERS: Final = "multicluster-metrics-data-source"
 
 
 class Answer(NamedTuple):
@@ -42,12 +44,14 @@ class Answer(NamedTuple):
 
 
 def server_findings(state: State) -> list[Finding]:
-    """Asks up to ASKED_MAX endpoints of the state, AT_ONCE at the same time. Asks equally many endpoints of each of several pools."""
-    endpoints = _turns(state.get("endpoints", {}).values())[:ASKED_MAX]
+    """Asks up to ASKED_MAX endpoints of the state, AT_ONCE at the same time. Asks equally many endpoints of each of several pools, and none
+    of the pools in `unasked`.
+    """
+    pages = _pages_of_pools(state)
+    endpoints = _turns(each for each in state.get("endpoints", {}).values() if not pages[each.get("pool", "")].refused)[:ASKED_MAX]
     pools = list(dict.fromkeys(each.get("pool", "") for each in endpoints))
-    where = {pool: _where(effective(state, pool)) for pool in pools}
     with ThreadPoolExecutor(AT_ONCE) as threads:
-        answers = list(threads.map(lambda each: _ask(each["name"], each["address"], where[each.get("pool", "")]), endpoints))
+        answers = list(threads.map(lambda each: _ask(each["name"], each["address"], pages[each.get("pool", "")]), endpoints))
     known = {each["address"] for each in unreported(state.get("endpoints", {}))}  # the picker itself reports that these may have no caching
     answers = [each._replace(caching_off=each.caching_off and each.address not in known) for each in answers]
     states = {each["address"]: each["state"] for each in endpoints}
@@ -58,6 +62,11 @@ def server_findings(state: State) -> list[Finding]:
         own = [answer for answer, each in zip(answers, endpoints, strict=True) if each["pool"] == pool]
         found += in_pool(pool, other_findings(own, states))
     return list(fewer(found))
+
+
+def unasked(state: State) -> dict[str, str]:
+    """Returns pool ("" if the picker has one pool) -> why this command cannot ask its endpoints as the picker does."""
+    return {pool: pages.refused for pool, pages in _pages_of_pools(state).items() if pages.refused}
 
 
 def _turns(endpoints: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -120,28 +129,49 @@ def other_findings(answers: Sequence[Answer], states: Mapping[str, str]) -> list
     return found
 
 
-def _where(document: Mapping[str, Any]) -> Callable[[str], str]:
-    """Returns a function from an endpoint's address to the URL of its metrics page."""
+class _Pages(NamedTuple):
+    """How metrics pages are asked for. `url`: from an endpoint's address. `refused`: why this command cannot ask for them, or ""."""
+
+    url: Callable[[str], str]
+    context: ssl.SSLContext | None
+    refused: str
+
+
+def _pages_of_pools(state: State) -> dict[str, _Pages]:
+    """Returns how the endpoints of each pool are asked. Reads each configuration once, because pools share them."""
+    known: dict[str, _Pages] = {}
+    found: dict[str, _Pages] = {}
+    for pool in dict.fromkeys(each.get("pool", "") for each in state.get("endpoints", {}).values()):
+        text = (settings_of(state, pool) if pool else state.get("settings", {})).get("effective", "")
+        if text not in known:
+            known[text] = _pages(effective(state, pool))
+        found[pool] = known[text]
+    return found
+
+
+def _pages(document: Mapping[str, Any]) -> _Pages:
     plugins: Sequence[Mapping[str, Any]] = document.get("plugins", ())
     parameters: Mapping[str, Any] = next((each.get("parameters", {}) for each in plugins if each["type"] == SOURCE), {})
     scheme, path = parameters.get("scheme") or "http", parameters.get("path") or "/metrics"
     port = parameters.get("port")
+    context, refused = None, "their pages are those of other clusters" if any(each["type"] == OF_CLUSTERS for each in plugins) else ""
+    if scheme == "https":
+        try:  # the picker checks certificates as configured; this command only reads numbers
+            context = tls_context(None, parameters.get("clientCertPath") or "", parameters.get("clientKeyPath") or "")
+        except OSError as unreadable:
+            refused = f"the picker's client certificate cannot be read here: {unreadable.strerror or unreadable}"
 
     def url(address: str) -> str:
         host = f"{address.rpartition(':')[0]}:{port}" if port else address
         return f"{scheme}://{host}{path if path.startswith('/') else '/' + path}"
 
-    return url
+    return _Pages(url, context, refused)
 
 
-def _ask(name: str, address: str, where: Callable[[str], str]) -> Answer:
-    context = ssl.create_default_context()
-    context.check_hostname = False
-    # the picker checks certificates as configured; this command only reads numbers
-    context.verify_mode = ssl.CERT_NONE
+def _ask(name: str, address: str, pages: _Pages) -> Answer:
     begun = time.monotonic()
     try:
-        page = http_page.get(where(address), TIMEOUT_S, bytes_max=PAGE_BYTES_MAX, within_s=TIMEOUT_S, context=context)
+        page = http_page.get(pages.url(address), TIMEOUT_S, bytes_max=PAGE_BYTES_MAX, within_s=TIMEOUT_S, context=pages.context)
     except urllib.error.HTTPError as refused:
         return Answer(name, address, failed=str(refused))
     except (OSError, ValueError) as failed:  # includes URLError, whose text has brackets around the cause

@@ -74,7 +74,7 @@ def test_a_gateway_may_call_the_picker_at_the_port_of_a_pool() -> None:
 def test_servers_of_all_pools_are_asked_in_turn_and_counted_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
-    def ask(name: str, address: str, _where: Any) -> Answer:
+    def ask(name: str, address: str, _pages: Any) -> Answer:
         asked.append(name)
         return Answer(name, address, failed="timed out" if name.startswith("b") else "")
 
