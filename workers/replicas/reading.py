@@ -97,7 +97,8 @@ def _possible(key: int, tokens: float, requests: float, _: int, fills_tokens: fl
     """Returns whether a tenant can have used this much of its budget."""
     return (
         0 < key <= KEY_MAX
-        and max(abs(tokens), abs(requests)) < USED_MAX
+        and abs(tokens) < USED_MAX
+        and abs(requests) < USED_MAX  # each by itself, because `max` may pass a NaN over
         and 0.0 <= fills_tokens <= FILLS_MAX
         and 0.0 <= fills_requests <= FILLS_MAX
     )

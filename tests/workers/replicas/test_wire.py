@@ -13,6 +13,7 @@ from workers.replicas.others import Others
 from workers.replicas.reading import decode, sender
 from workers.replicas.wire import (
     AGE_US_MAX,
+    BUDGET,
     EPOCH_MAX,
     FORM,
     MESSAGE_BYTES_MAX,
@@ -138,6 +139,15 @@ def test_a_page_survives_the_wire() -> None:
 @given(st.floats(allow_nan=False, allow_infinity=False))
 def test_a_page_may_have_any_finite_value_because_custom_metrics_may(value: float) -> None:
     assert decode(pages(values=(value, 0.5))).loads
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf, 1e15])
+@pytest.mark.parametrize("at", range(4))
+def test_a_message_with_a_use_that_no_tenant_has_is_malformed(number: float, at: int) -> None:
+    used = [1.0, 2.0, 0.0, 0.0]
+    assert decode(encode(Message(FORM, "a", 1, 1, 1, budgets=BUDGET.pack(7, *used[:2], 3, *used[2:]))))
+    used[at] = number
+    assert refusal(encode(Message(FORM, "a", 1, 1, 1, budgets=BUDGET.pack(7, *used[:2], 3, *used[2:])))) == "malformed"
 
 
 @cases(
