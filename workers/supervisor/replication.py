@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 from epp.data import KV_USAGE
+from epp.plugins.extractors._info_metrics import COUNT_MAX
 from shm.budgets import BudgetRow, BudgetSums
 from shm.documents import DocumentReader
 from shm.prefix_writer import IndexWriter
@@ -128,7 +129,7 @@ def sink_of(instance: Instance, table: EndpointTable, pages: Pages) -> Callable[
     if not sharing:
         pages.share(0, 0)
         return lambda _pool: table
-    shared = SharedPages(table, pages, instance.memory.areas.slot_load, counts_of(sharing))
+    shared = SharedPages(table, pages, instance.memory.areas.slot_load, limits_of(sharing))
     # With several pools, the keys of pages depend on the columns that are read.
     columns = columns_key(repr(instance.layout.table.columns)) if instance.pools else _columns(instance)
     pages.share(columns, len(instance.layout.table.columns), shared.told)
@@ -139,10 +140,13 @@ def _shares(pool: Instance) -> bool:
     return pool.sources.pacing.budget is not None and not any(column.type is frozenset for column in pool.layout.table_columns)
 
 
-def counts_of(pools: Sequence[Instance]) -> Sequence[int]:
-    """Returns the places of the values of a page that cannot be below 0: counts, and the usage of the KV cache."""
+def limits_of(pools: Sequence[Instance]) -> Mapping[int, float]:
+    """Returns the places of the values of a page that cannot be below 0, and the most that each can be: counts, and the usage of the KV
+    cache.
+    """
     numeric = [[column for column in pool.layout.table_columns if column.type is not frozenset] for pool in pools]
-    return sorted({at for columns in numeric for at, column in enumerate(columns) if column.type is int or column == KV_USAGE})
+    limits = {at: COUNT_MAX for columns in numeric for at, column in enumerate(columns) if column.type is int}
+    return limits | {at: 1.0 for columns in numeric for at, column in enumerate(columns) if column == KV_USAGE}
 
 
 def _columns(pool: Instance) -> int:

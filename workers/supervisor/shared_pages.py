@@ -14,7 +14,7 @@ to find the reason.
 """
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 
 from epp.plugins.extractors._pages import Extracted
 from workers.replicas.pages import Page, Pages
@@ -27,14 +27,14 @@ from workers.supervisor.endpoints.scrape import Failure
 class SharedPages:
     """A sink between a scraper and the table."""
 
-    def __init__(self, table: EndpointTable, pages: Pages, inflight: Callable[[int], int], counts: Sequence[int]) -> None:
-        """`inflight(slot)` returns the requests in flight at a slot, of all replicas. `counts`: the places of values that cannot be below
-        0.
+    def __init__(self, table: EndpointTable, pages: Pages, inflight: Callable[[int], int], limits: Mapping[int, float]) -> None:
+        """`inflight(slot)` returns the requests in flight at a slot, of all replicas. `limits`: the places of values that cannot be below
+        0, and the most that each can be.
         """
         self._table = table
         self._pages = pages
         self._inflight = inflight
-        self._counts = counts
+        self._limits = limits
 
     def scraped(self, tag: object, extracted: Extracted, inflight_at_scrape: int, now: float) -> float | None:
         assert isinstance(tag, Member)
@@ -55,7 +55,7 @@ class SharedPages:
         own, _, at = member.page
         if page.at <= at or page.present != own.present or member.failures or member.condition is not Condition.FRESH:
             return False
-        if any(page.values[at] < 0.0 for at in self._counts):
+        if not all(0.0 <= page.values[at] <= most for at, most in self._limits.items()):
             return False
         member.target.pace.told(page.at, random.random())
         requests = self._table.scraped(member, own._replace(values=page.values), page.inflight, page.at)

@@ -29,7 +29,7 @@ TICK_S = 0.005
 COST_S = 0.015
 LATENCY_TICKS = 3  # from a turn of one replica's exchange to that of another one
 WANTED = (WAITING, KV_USAGE)
-COUNTS = (0, 1)  # the places of both: neither can be below 0
+LIMITS = {0: 2.0**53, 1: 1.0}  # the most that each can be; neither can be below 0
 COLUMNS = 7
 
 
@@ -69,7 +69,7 @@ class Replica:
             log=EndpointLog(debug=False, log=self.log),
             ejections=no_ejections(self.shared.schema.slots),
         )
-        self.sharing = SharedPages(self.table, self.pages, lambda _slot: self.inflight, COUNTS)
+        self.sharing = SharedPages(self.table, self.pages, lambda _slot: self.inflight, LIMITS)
         self.scraper = Scraper(
             None,  # type: ignore[arg-type]
             pacing=Pacing(0.05, 0.01),

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from tests.workers.instances import made
-from workers.supervisor.replication import counts_of
+from workers.supervisor.replication import limits_of
 
 CONFIG = """
 plugins:
@@ -22,9 +22,10 @@ dataLayer:
 """
 
 
-def test_only_values_of_custom_metrics_may_be_below_0(tmp_path: Path) -> None:
+def test_all_values_but_those_of_custom_metrics_have_limits(tmp_path: Path) -> None:
     with made(tmp_path, CONFIG, allow_experimental=True) as instance:
         names = [column.name for column in instance.layout.table_columns if column.type is not frozenset]
-        counts = counts_of([instance])
+        limits = limits_of([instance])
     assert {"waiting_requests", "kv_cache_usage", "drift"} <= set(names)
-    assert {names[at] for at in counts} == set(names) - {"drift"}
+    assert {names[at] for at in limits} == set(names) - {"drift"}
+    assert {names[at] for at, most in limits.items() if most == 1.0} == {"kv_cache_usage"}

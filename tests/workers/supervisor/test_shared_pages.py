@@ -167,8 +167,8 @@ def test_pages_that_are_no_newer_or_have_other_values_change_nothing(page) -> No
     assert replica.row() == before
 
 
-@pytest.mark.parametrize("values", [(-1.0, 0.5), (1.0, -0.5)])
-def test_a_page_of_another_replica_with_a_count_below_0_changes_nothing(values: tuple[float, float]) -> None:
+@pytest.mark.parametrize("values", [(-1.0, 0.5), (1.0, -0.5), (1e300, 0.5), (1.0, 1.5)])
+def test_a_page_of_another_replica_with_a_value_that_no_server_has_changes_nothing(values: tuple[float, float]) -> None:
     (replica,) = world_of(1).replicas
     before = replica.row()
     told = Page(replica.world.now, 0, values, 3)
