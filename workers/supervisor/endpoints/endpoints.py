@@ -223,7 +223,7 @@ class EndpointTable:
         if self._names_moved and now >= self._names_at:
             self._names_at = now + NAMES_EVERY_S
             self._names_moved = False
-            self._documents.names(self._members.values())
+            self._documents.names(self._members.values(), now)
             self._moved()
         if self._waiting and now >= self._retry_at:
             if self._admit():

@@ -163,6 +163,27 @@ def test_adapters_are_written_to_their_document_when_they_change_and_removed_wit
     assert shared.names.current() == {}
 
 
+def test_the_adapters_of_one_endpoint_do_not_hide_those_of_the_others() -> None:
+    shared = Shared(slots=4, capacity=400)
+    ours = Supervisor(shared)
+    ours.apply(spec("a"), spec("b"), spec("many"))
+    ours.table.scraped(ours.member("a"), page(1.0, "x"), 0, 100.1)
+    ours.table.scraped(ours.member("many"), page(1.0, *(f"adapter-{n}" for n in range(99))), 0, 100.1)
+    ours.table.sweep(100.1)
+    assert shared.names.current() == {(0, 1): {"active_models": {"x"}}}
+    for n in range(100):  # the adapters change with each page
+        ours.table.scraped(ours.member("many"), page(1.0, *(f"adapter-{n}-{each}" for each in range(99))), 0, 100.2 + n / 10)
+        ours.table.sweep(100.2 + n / 10)
+    ours.table.scraped(ours.member("b"), page(1.0, "y"), 0, 111.0)
+    ours.table.sweep(111.0)
+    assert shared.names.current() == {(0, 1): {"active_models": {"x"}}, (1, 1): {"active_models": {"y"}}}
+    (report,) = ours.reports
+    assert report.startswith("adapters of endpoints are not known count=1 endpoints=['many'] reason=the names of all adapters")
+    ours.table.scraped(ours.member("many"), page(1.0, "z"), 0, 112.0)
+    ours.table.sweep(112.0)
+    assert shared.names.current()[2, 1] == {"active_models": {"z"}}
+
+
 def test_endpoints_with_labels_that_are_too_long_are_left_out_and_reported() -> None:
     shared = Shared(slots=8, capacity=400)
     ours = Supervisor(shared)
