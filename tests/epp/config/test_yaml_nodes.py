@@ -26,7 +26,7 @@ def read(text: str) -> tuple[Any, list[str]]:
         ("yes", True), ("on", True), ("y", True), ("No", False), ("OFF", False), ("true", True), ("~", None), ("", None), ("NULL", None),
         ("2024-01-02", "2024-01-02"), ("1:30", "1:30"), ("1.2.3", "1.2.3"), ("yES", "yES"), ("'1'", "1"), ('"on"', "on"), ("!!str 1", "1"),
         ("!!int 7", 7), ("!!float 7", 7.0), ("!!null ~", None), ("18446744073709551615", 2**64 - 1), ("18446744073709551616", float(2**64)),
-        ("0_", 0), ("_1", "_1"), ("0x_", "0x_"), ("-0x10", -16), ("|\n  a\n", "a\n"),
+        ("0_", 0), ("_1", "_1"), ("0x_", "0x_"), ("-0x10", -16), ("._", "._"), ("-.__e5", "-.__e5"), ("._5", 0.5), ("|\n  a\n", "a\n"),
     ],
 )  # fmt: skip
 def test_a_scalar_means_the_same_as_in_the_reference_picker(scalar: str, value: object) -> None:
