@@ -8,6 +8,7 @@ any point leaves no segment that no file names.
 """
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -74,9 +75,19 @@ class InstanceLock:
         return os.fstat(self._descriptor).st_nlink == 0
 
     def record(self, **info: object) -> None:
-        """Appends facts to the file. `segments` adds names of segments; other keys replace their former value."""
+        """Appends facts to the file. `segments` adds names of segments; other keys replace their former value.
+
+        Raises SegmentError if the file cannot take the whole line.
+        """
         _merge(self.info, info)
-        os.write(self._descriptor, json.dumps(info).encode() + b"\n")
+        line = json.dumps(info).encode() + b"\n"
+        try:
+            if os.write(self._descriptor, line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as refused:
+            raise SegmentError(
+                f"{self.path} cannot be written ({refused.strerror}): free some room there, or choose another run directory"
+            ) from refused
 
     def release(self) -> None:
         """Removes the file and releases the lock. All children that inherited the lock must have ended."""

@@ -329,6 +329,22 @@ def test_records_add_segments_and_replace_other_facts(tmp_path: Path) -> None:
     lock.release()
 
 
+@pytest.mark.parametrize("written", [None, 3])
+def test_a_full_run_directory_causes_an_error_that_names_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: int | None
+) -> None:
+    def full(_descriptor: int, _line: bytes) -> int:
+        if written is None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return written
+
+    lock = InstanceLock.acquire(str(tmp_path), "one")
+    with monkeypatch.context() as patched, pytest.raises(SegmentError, match=r"one\.instance cannot be written \(No space left"):
+        patched.setattr(os, "write", full)
+        lock.record(port=1)
+    lock.release()
+
+
 def test_a_record_torn_by_a_kill_does_not_hide_the_earlier_ones(tmp_path: Path, name: str) -> None:
     Segment.create(name, 64, LAYOUT)
     whole = json.dumps({"segments": [name]})

@@ -111,6 +111,8 @@ class Instance:
         lock = _locked(options.run_dir, options.instance)
         with contextlib.ExitStack() as undo:
             undo.callback(_release, lock)
+            # A user that can read the file may see private pages of the metrics port.
+            lock.record(pid=os.getpid(), **{SECRET: os.urandom(16).hex()})
             if (state_lock := locked_state(options.state_dir, options.instance)) is not None:
                 undo.callback(state_lock.close)
             check_room(layout.needs(), FEWER)
@@ -265,11 +267,7 @@ def _locked(run_dir: str, instance: str) -> InstanceLock:
     """Removes the files and segments of killed instances, then takes the lock of this instance. Raises SegmentError."""
     for name in sweep(run_dir):
         log.warning("removed a file or segment of a killed instance", name=name)
-    lock = InstanceLock.acquire(run_dir, instance)
-    lock.record(pid=os.getpid())
-    # A user that can read the file may see private pages of the metrics port.
-    lock.record(**{SECRET: os.urandom(16).hex()})
-    return lock
+    return InstanceLock.acquire(run_dir, instance)
 
 
 def _release(lock: InstanceLock) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from epp.config.load import load
+from shm.instance_lock import InstanceLock
 from shm.segment import SegmentError
 from tests.workers.instances import made, options
 from workers.process import StartError
@@ -89,6 +90,16 @@ def test_an_instance_that_cannot_be_created_leaves_nothing(tmp_path: Path) -> No
             Instance.create(port_in_use, load(None, ""))
         assert not [name for name in set(os.listdir("/dev/shm")) - before if name.startswith(port_in_use.instance)]
         assert os.listdir(tmp_path) == []
+
+
+def test_an_instance_that_a_full_run_directory_cannot_record_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_lock: InstanceLock, **_info: object) -> None:
+        raise SegmentError("the run directory is full")
+
+    monkeypatch.setattr(InstanceLock, "record", full)
+    with pytest.raises(SegmentError, match="the run directory is full"):
+        Instance.create(options(tmp_path), load(None, ""))
+    assert os.listdir(tmp_path) == []
 
 
 def test_a_second_picker_with_the_same_state_folder_is_refused_and_told_by_whom(tmp_path: Path) -> None:
