@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 import click
 
 from compiled.finder import choose
-from workers.cli.output import echo
+from workers.cli.output import echo, is_terminal
 from workers.host.build import SHORT, commit, version
 from workers.host.printable import printable
 
@@ -146,7 +146,7 @@ class Main(Group):
         if cmd_name not in EARLIER:
             return super().get_command(ctx, cmd_name)
         group, name = EARLIER[cmd_name]
-        if sys.stderr is not None and sys.stderr.isatty():
+        if is_terminal(sys.stderr):
             echo(f"epp {cmd_name} is epp {group} {name} now; the earlier name works until version 0.4", err=True)
         entry = PICKER[group].commands.get(name) or added(group).get(name)
         return None if entry is None else _loaded(cmd_name, entry)

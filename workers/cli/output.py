@@ -3,6 +3,7 @@
 """
 
 from collections.abc import Iterable, Sequence
+from typing import TextIO
 
 import click
 
@@ -10,6 +11,11 @@ from workers.host.printable import printable, printable_lines
 
 # Prints text as it is: only for control sequences of our own, and for files that must not change.
 echo_as_is = click.echo
+
+
+def is_terminal(stream: TextIO | None) -> bool:
+    """Returns whether a standard stream is a terminal. `stream`: None if it was closed before the start."""
+    return stream is not None and stream.isatty()
 
 
 def echo(line: str = "", *, nl: bool = True, err: bool = False) -> None:

@@ -12,7 +12,7 @@ from shm import observe
 from shm.observe import Seen
 from shm.segment import SegmentError
 from workers.cli.flags import PORT, flag
-from workers.cli.output import echo
+from workers.cli.output import echo, is_terminal
 
 if TYPE_CHECKING:
     from workers.cli.metrics_port import MetricsPort
@@ -67,7 +67,7 @@ def port_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _asks() -> bool:
-    return sys.stdin.isatty() and sys.stderr.isatty()
+    return is_terminal(sys.stdin) and is_terminal(sys.stderr)
 
 
 def _ask(running: list[Seen]) -> Seen:

@@ -35,6 +35,12 @@ def test_a_number_out_of_range_is_asked_again(terminal: list[bool]) -> None:
     assert CliRunner().invoke(command, input="3\n1\n").stdout == "a\n"
 
 
+@pytest.mark.parametrize("closed", ["stdin", "stderr"])
+def test_without_a_standard_stream_it_does_not_ask(monkeypatch: pytest.MonkeyPatch, closed: str) -> None:
+    monkeypatch.setattr(which.sys, closed, None)
+    assert not which._asks()
+
+
 def test_without_a_terminal_it_does_not_ask(terminal: list[bool]) -> None:
     terminal[0] = False
     assert CliRunner().invoke(command).stdout == "a\n"

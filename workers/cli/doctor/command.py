@@ -218,6 +218,8 @@ def _gateway(file: str, admin: str) -> Gateway:
     try:
         if admin:
             return Gateway(envoy_admin.dump(admin), admin)
+        if file == "-" and sys.stdin is None:
+            raise ValueError("standard input is closed")
         text = sys.stdin.read() if file == "-" else Path(file).read_text()
         return Gateway(json.loads(text) if text.lstrip().startswith("{") else yaml.safe_load(text))
     except (OSError, ValueError, yaml.YAMLError) as failed:

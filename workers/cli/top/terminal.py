@@ -15,6 +15,8 @@ import tty
 from types import FrameType
 from typing import Any, Self
 
+from workers.cli.output import is_terminal
+
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 END_KEYS = b"qQ\x03\x04"
 KEYS_MAX = 64
@@ -25,7 +27,7 @@ class Terminal:
 
     def __init__(self, *, keys: bool) -> None:
         """`keys`: whether to read keys if the input is a terminal. If False, does not touch the input."""
-        self._input = sys.stdin.fileno() if keys and sys.stdin.isatty() else None
+        self._input = sys.stdin.fileno() if keys and is_terminal(sys.stdin) else None
         self._before: Any = None
         self._handlers: dict[signal.Signals, Any] = {}
         self._ended = False

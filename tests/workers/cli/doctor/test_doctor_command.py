@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
@@ -30,6 +31,12 @@ def run(*arguments: str) -> Result:
 def with_state(monkeypatch: pytest.MonkeyPatch, *findings: Finding) -> None:
     state: dict[str, Any] = {"version": 1, "endpoints": {}, "settings": {"flags": {}}}
     monkeypatch.setattr(doctor, "running", lambda *_: Running(None, "http://x", state, list(findings)))
+
+
+def test_a_closed_standard_input_is_no_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", None)
+    with pytest.raises(click.UsageError, match="standard input is closed"):
+        doctor._gateway("-", "")
 
 
 def test_without_a_picker_the_command_says_so_and_still_checks_the_gateway(tmp_path: Path) -> None:

@@ -71,6 +71,12 @@ def test_a_signal_ends_the_wait_and_the_old_handlers_are_restored(number: signal
     assert [signal.getsignal(each) for each in SIGNALS] == before
 
 
+def test_an_input_that_was_closed_before_the_start_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", None)
+    with Terminal(keys=True) as terminal:
+        assert not terminal.wait(0.0)
+
+
 def test_an_input_that_is_not_a_terminal_is_not_touched(monkeypatch: pytest.MonkeyPatch) -> None:
     with open(os.devnull) as stdin:
         monkeypatch.setattr("sys.stdin", stdin)
