@@ -1,4 +1,8 @@
-"""Passes reports from children to the parent: one packet per report, over a pipe that all children share."""
+"""Passes reports from children to the parent: one packet per report, over a pipe that all children share.
+
+The pipe has room for a few packets. A child that finds it full keeps the report, and sends it again at its next heartbeat: a worker whose
+first report is lost would be ended as one that did not start.
+"""
 
 import contextlib
 import os
@@ -33,6 +37,7 @@ class Reports:
 
     def __init__(self, pipe: Pipe) -> None:
         self._pipe = pipe
+        self._unsent: list[Report] = []  # in a child: the reports for which the pipe had no room
 
     def ready(self, ordinal: int) -> None:
         """In a child: reports that the child serves."""
@@ -47,8 +52,8 @@ class Reports:
         self._send(Report(ordinal, os.getpid(), leaving=True))
 
     def adopted(self, ordinal: int, generation: int, key: int = 0) -> None:
-        """In a child: reports that the child uses this configuration from now on. `key`: the number of its pool."""
-        self._send(Report(ordinal, os.getpid(), generation=generation, key=key))
+        """In a child: wakes the parent, because the child uses this configuration from now on. `key`: the number of its pool."""
+        self._written(Report(ordinal, os.getpid(), generation=generation, key=key))  # if there is no room, the parent wakes anyway
 
     def refused(self, ordinal: int, generation: int, text: str, key: int = 0) -> None:
         """In a child: reports why the child cannot use this configuration. The child keeps its present one. `key`: the number of its
@@ -69,6 +74,21 @@ class Reports:
                     reports.append(msgspec.msgpack.decode(data, type=Report))
         return reports
 
+    def send_again(self) -> None:
+        """In a child: sends the reports for which the pipe had no room. Called at each heartbeat."""
+        while self._unsent and self._written(self._unsent[0]):
+            del self._unsent[0]
+
     def _send(self, report: Report) -> None:
-        with contextlib.suppress(OSError):
+        self._unsent.append(report)
+        self.send_again()
+
+    def _written(self, report: Report) -> bool:
+        """Writes a report. Returns False if the pipe is full."""
+        try:
             os.write(self._pipe.writer, msgspec.msgpack.encode(report))
+        except BlockingIOError:
+            return False
+        except OSError:  # the parent is gone
+            pass
+        return True

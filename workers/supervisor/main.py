@@ -325,6 +325,7 @@ class Supervisor:
 
     def _heartbeat(self) -> None:
         self.area.heartbeat(time.monotonic())
+        self.instance.reports.send_again()
         self.data.publish_counts()
         self._later.look()
 

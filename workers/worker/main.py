@@ -178,6 +178,7 @@ class Worker:
     def _heartbeat(self, loop: asyncio.AbstractEventLoop, due: float) -> None:
         now = time.monotonic()
         self.area.heartbeat(now)
+        self.instance.reports.send_again()
         self._serving.publish_load()
         self.areas.add_remote(now)  # flow control uses these areas under later configurations, too
         self._adoption.beat(now)

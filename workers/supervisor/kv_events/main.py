@@ -62,6 +62,7 @@ def run(instance: Instance) -> int:
     instance.reports.ready(kv_events_ordinal(instance.layout.ordinals))
     while not follower.over:
         follower.turn(time.monotonic())
+        instance.reports.send_again()
     follower.close()
     return follower.exit_code
 
