@@ -92,9 +92,11 @@ def moment(text: str, now: float) -> float:
     if ago := AGO.fullmatch(text):
         return now - float(ago[1]) * SECONDS[ago[2]]
     try:
-        if "-" not in text:
-            today = datetime.datetime.fromtimestamp(now, datetime.UTC).date()
-            found = datetime.datetime.combine(today, datetime.time.fromisoformat(text), datetime.UTC).timestamp()
+        if text[2:3] == ":" or "-" not in text:
+            of_day = datetime.time.fromisoformat(text)
+            zone = of_day.tzinfo or datetime.UTC
+            today = datetime.datetime.fromtimestamp(now, zone).date()
+            found = datetime.datetime.combine(today, of_day, zone).timestamp()
             return found if found <= now else found - DAY_S
         found_at = datetime.datetime.fromisoformat(text)
     except ValueError:
