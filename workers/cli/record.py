@@ -25,7 +25,7 @@ LOOK_S: Final = 0.2
 SECONDS_MAX: Final = 7 * 86_400
 REPORTS_AFTER_S: Final = 10.0
 REPORTS_MAX: Final = 20_000
-LATE_S: Final = 10.0  # a recording that has not ended this long after its time has lost its supervisor
+SILENT_S: Final = 10.0  # a recording that tells nothing for this long has lost its supervisor, which tells its state every second
 
 
 @click.command("start")
@@ -103,15 +103,23 @@ def _put(run_dir: str, name: str, ask: asks.RecordAsk) -> None:
         raise click.ClickException(f"{run_dir}: {refused.strerror}: run as the picker's user") from refused
 
 
+def _end(run_dir: str, name: str, ask: asks.RecordAsk) -> None:
+    """Ends the recording, or takes the question back if the picker has not taken it yet."""
+    _put(run_dir, name, asks.RecordAsk(ask.id, "", 0))
+
+
 def _recorded(run_dir: str, name: str, ask: asks.RecordAsk) -> asks.RecordingState:
     """Follows the recording to its end, and ends it at Ctrl-C. Raises ClickException."""
-    state = _begun(run_dir, name, ask)
-    echo(f"recording {ask.seconds:g} s into {ask.folder}; Ctrl-C ends it", err=True)
+    state = None
     try:
-        return _followed(run_dir, name, state, time.monotonic() + ask.seconds + LATE_S)
+        state = _begun(run_dir, name, ask)
+        echo(f"recording {ask.seconds:g} s into {ask.folder}; Ctrl-C ends it", err=True)
+        return _followed(run_dir, name, state)
     except KeyboardInterrupt:
-        _put(run_dir, name, asks.RecordAsk(ask.id, "", 0))
-        return _followed(run_dir, name, state, time.monotonic() + LATE_S)
+        _end(run_dir, name, ask)
+        if state is None:
+            raise
+        return _followed(run_dir, name, state)
 
 
 def _begun(run_dir: str, name: str, ask: asks.RecordAsk) -> asks.RecordingState:
@@ -124,23 +132,27 @@ def _begun(run_dir: str, name: str, ask: asks.RecordAsk) -> asks.RecordingState:
                 raise click.ClickException(state.why)
             return state
         time.sleep(LOOK_S)
+    _end(run_dir, name, ask)
     raise click.ClickException(f"{name} has not answered within {ANSWER_S:g} s: run as its user; an older version cannot record")
 
 
-def _followed(run_dir: str, name: str, state: asks.RecordingState, until: float) -> asks.RecordingState:
-    """Follows the recording to its end. Raises ClickException if it does not end in time.
+def _followed(run_dir: str, name: str, state: asks.RecordingState) -> asks.RecordingState:
+    """Follows the recording to its end. Raises ClickException if the picker no longer tells how it goes on.
 
     Warns as soon as `REPORTS_AFTER_S` have shown whether answers report usage, because the user can still change this then.
     """
-    look_at = time.monotonic() + REPORTS_AFTER_S
+    heard_at = time.monotonic()
+    look_at = heard_at + REPORTS_AFTER_S
     while state.state == "recording":
         if time.monotonic() > look_at:
             look_at = math.inf
             _warn_without_usage(state.files)
-        if time.monotonic() > until:
+        if time.monotonic() - heard_at > SILENT_S:
             raise click.ClickException(f"the recording of {name} was broken off; its files are readable: {' '.join(state.files)}")
         time.sleep(LOOK_S)
-        state = asks.told(run_dir, name, state.id) or state
+        told = asks.told(run_dir, name, state.id)
+        if told is not None and told != state:
+            state, heard_at = told, time.monotonic()
     if look_at < math.inf:
         _warn_without_usage(state.files)
     return state

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
@@ -12,6 +13,7 @@ from epp.config.load import load
 from loadtest.demo.ports import free_ports
 from tests.waiting import wait_until
 from tests.workers.instances import options, removed
+from workers.cli import record
 from workers.cli.record import command
 from workers.process.generations import Given
 from workers.process.instance import Instance
@@ -28,6 +30,20 @@ def instance(tmp_path: Path) -> Iterator[Instance]:
         yield made
 
 
+class Clock:
+    """Stands in for the module `time`: a sleep only moves the clock."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+        self.sleep = self._move
+
+    def monotonic(self) -> float:
+        return self._now
+
+    def _move(self, seconds: float) -> None:
+        self._now += seconds
+
+
 def test_a_pool_that_has_come_since_the_start_is_recorded_and_what_the_picker_says_is_shown(instance: Instance) -> None:
     run_dir, name = instance.options.run_dir, instance.options.instance
     done: list[Result] = []
@@ -40,3 +56,34 @@ def test_a_pool_that_has_come_since_the_start_is_recorded_and_what_the_picker_sa
     asks.tell(run_dir, name, asks.RecordingState(asked.id, "failed", "there is no pool 'llama'; pools: qwen"))
     running.join()
     assert (done[0].exit_code, done[0].output) == (1, "Error: there is no pool 'llama'; pools: qwen\n")
+
+
+def test_a_recording_without_a_supervisor_is_given_up_long_before_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(record, "time", clock)
+
+    def told(_run_dir: str, _name: str, id: str) -> asks.RecordingState | None:
+        left_s = 600.0 - int(clock.monotonic())
+        return asks.RecordingState(id, "recording", left_s=left_s, files=["f"]) if clock.monotonic() < 60 else None
+
+    monkeypatch.setattr(record.asks, "told", told)
+    with pytest.raises(click.ClickException, match="was broken off; its files are readable: f"):
+        record._recorded(str(tmp_path), "epp", asks.RecordAsk("1", str(tmp_path), 600.0))
+    assert 60 < clock.monotonic() < 80
+
+
+@pytest.mark.parametrize("interrupted", [True, False])
+def test_a_question_without_an_answer_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interrupted: bool) -> None:
+    clock = Clock()
+    monkeypatch.setattr(record, "time", clock)
+    ask = asks.RecordAsk("1", str(tmp_path), 600.0)
+    asks.put(str(tmp_path), "epp", ask)
+
+    def told(_run_dir: str, _name: str, _id: str) -> None:
+        if interrupted:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(record.asks, "told", told)
+    with pytest.raises(KeyboardInterrupt if interrupted else click.ClickException):
+        record._recorded(str(tmp_path), "epp", ask)
+    assert asks.take(str(tmp_path), "epp") == asks.RecordAsk("1", "", 0)
