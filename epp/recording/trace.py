@@ -25,7 +25,8 @@ class Traced(NamedTuple):
     """One request. `at`: the arrival in seconds since the epoch; 0 if the beginning of the file is missing. `worker`: the worker's number.
 
     `endpoints`: the endpoints of the request's endpoint_list, in the order of rows; None for an endpoint that the recording does not
-    describe. `config`: the configuration; None if the recording does not describe it. `ended`: None if the end was not recorded.
+    describe, and for each endpoint of a lost list. `config`: the configuration; None if the recording does not describe it. `ended`: None
+    if the end was not recorded.
     """
 
     at: float
@@ -108,7 +109,7 @@ class Trace:
     def _decided(self, record: Decided) -> Traced | None:
         opened = self.opened
         at = 0.0 if opened is None else opened.unix_s + (record.at - opened.monotonic_s)
-        endpoints = self._endpoint_lists.get((self._stream, record.endpoint_list), [])
+        endpoints = self._endpoint_lists.get((self._stream, record.endpoint_list)) or [None] * _rows(record)
         config = self._of_pools.get((record.generation, record.pool))
         found = Traced(at, self._worker, self._stream, record, None, endpoints, config)
         if record.refused:
@@ -131,6 +132,12 @@ class Trace:
             kept.append((at, row, state))
             if len(kept) > SCRAPES_MAX:
                 del kept[: SCRAPES_MAX // 2]
+
+
+def _rows(decided: Decided) -> int:
+    """Returns how many endpoints the list of a request has at least, if the list itself was lost."""
+    considered = len(ints(decided.inflight)) if decided.rows is None else max(ints(decided.rows).tolist(), default=-1) + 1
+    return considered if decided.matched is None else max(considered, len(floats(decided.matched)))
 
 
 def requests(batches: Iterable[list[Record]], trace: Trace | None = None) -> Iterator[Traced]:

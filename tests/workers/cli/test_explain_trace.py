@@ -9,11 +9,15 @@ from click.testing import CliRunner, Result
 
 from epp.data import KV_USAGE, WAITING
 from epp.decision.explain import explain
-from epp.recording.records import VERSION, Member, Opened, Scraped, batch, frame
+from epp.recording.records import VERSION, EndpointList, Member, Opened, Scraped, batch, frame
+from epp.recording.trace import Trace, requests
 from tests.workers.worker.telemetry.test_recorder import ID, Recording, answered, with_prefixes
 from workers.cli.explain import command
+from workers.cli.explain_trace import why_then
 from workers.shared.recording import Frame, Limits
+from workers.shared.recording.export import row
 from workers.shared.recording.files import RecordFiles
+from workers.shared.recording.reader import batches_of
 
 QUEUE = "plugins:\n- {type: queue-scorer}\n"
 
@@ -34,6 +38,17 @@ def recording(tmp_path: Path) -> tuple[Path, Recording]:
     files.put(Frame(1, frame(content), 1))
     files.end()
     return tmp_path / "rec", live
+
+
+def test_a_request_is_explained_and_exported_although_its_list_of_endpoints_was_lost(recording: tuple[Path, Recording]) -> None:
+    trace = Trace()
+    kept = ([each for each in batch if not isinstance(each, EndpointList)] for batch in batches_of(str(recording[0]), print))
+    (request,) = requests(kept, trace)
+    rows = range(3)
+    assert request.considered() == [None] * len(rows)
+    (profiled,) = why_then(request, trace).profiles
+    assert {one.endpoint for one in profiled.candidates} <= {f"row {number}" for number in rows}
+    assert (row(request)["candidates"], row(request)["endpoint"]) == ([None] * len(rows), None)
 
 
 def _ints(*values: int) -> bytes:

@@ -62,6 +62,7 @@ class RecordSender:
         self._buffer = bytearray()
         self._records = 0
         self.file = 0
+        self.epoch = 0  # moves when configuration and endpoints must be described again
         self.endpoint_lists = 0
         self.requests = 0
         self._waiting: list[Pending | tuple[object, ...]] = []
@@ -73,6 +74,7 @@ class RecordSender:
         if file != self.file:
             self.flush()
             self.file = file
+            self.epoch += 1
 
     def wait(self, record: "Pending | tuple[object, ...]") -> None:
         """Makes a record wait until it is encoded together with others. This runs twice per request, so it must be fast."""
@@ -133,6 +135,7 @@ class RecordSender:
         for packet in packets(buffer, records, self.stream, self.file):
             if not self._offer(packet):
                 self._lost(records)
+                self.epoch += 1  # the batch may have described what later records refer to
                 break
         self._begin()
 
@@ -179,7 +182,7 @@ class Recorder:
         self._configured = (CONFIGURED, generation, config_hash, profiles, self._headers, *self._pool)
         self._endpoint_list: EndpointList | None = None  # the endpoint list that was described last, as number `_listed`
         self._listed = 0
-        self._described_in = 0  # the number of the file for which the configuration was described
+        self._described_in = 0  # the sender's epoch in which the configuration was described
         self.sample: Sample | None = None  # None if all requests are recorded
 
     def decided(self, request: Request, decision: Decision, received_at: float, now: float) -> int:
@@ -203,8 +206,8 @@ class Recorder:
         """Makes the record of a decision that has waited."""
         sender, request, decision = self._sender, waited.request, waited.decision
         considered = request.considered
-        if self._described_in != sender.file:
-            self._described_in, self._endpoint_list = sender.file, None
+        if self._described_in != sender.epoch:
+            self._described_in, self._endpoint_list = sender.epoch, None
             sender.add(self._configured)
         rows = inflight = tokens = None
         if considered is not None:
