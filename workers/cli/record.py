@@ -20,6 +20,7 @@ from workers.shared.recording.export import to_jsonl, to_parquet
 from workers.shared.recording.lengths import Lengths, is_streamed
 from workers.shared.recording.reader import batches_of, batches_of_pool
 
+STDOUT: Final = "-"
 ANSWER_S: Final = 5.0
 LOOK_S: Final = 0.2
 SECONDS_MAX: Final = 7 * 86_400
@@ -76,7 +77,7 @@ def command(seconds: float, folder: str, pool: str, picker: Named) -> None:
 def export(trace: str, parquet: str, jsonl: str, pool: str) -> None:
     """Export the requests of a recording: TRACE is a file or a folder.
 
-    Exit code 0: exported; 1: the recording cannot be read, or a package is missing.
+    Exit code 0: exported; 1: the recording cannot be read, the output cannot be written, or a package is missing.
     """
     if bool(parquet) == bool(jsonl):
         raise click.UsageError("give one of --parquet and --jsonl")
@@ -93,6 +94,10 @@ def export(trace: str, parquet: str, jsonl: str, pool: str) -> None:
                 count = to_jsonl(found, out.write)
     except Unreadable as problem:
         raise click.ClickException(str(problem)) from problem
+    except OSError as refused:
+        if jsonl == STDOUT:
+            raise
+        raise click.ClickException(f"{parquet or jsonl} cannot be written: {refused.strerror or refused}") from refused
     echo(f"{count} requests", err=True)
 
 

@@ -5,12 +5,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from epp.recording.records import VERSION, Lost, Opened, Record, batch, frame
 from epp.recording.trace import requests
 from tests.loadtest.replay.recordings import write
+from workers.cli.record import export
 from workers.shared.recording import Frame, Limits, Unreadable, framing, reader
 from workers.shared.recording.export import row, to_parquet
 from workers.shared.recording.files import RecordFiles
@@ -129,6 +131,27 @@ def test_a_foreign_empty_or_newer_file_is_refused(tmp_path: Path, data: bytes, w
     path.write_bytes(data)
     with pytest.raises(Unreadable, match=why):
         read(path)
+
+
+def test_a_file_that_the_picker_removes_during_the_reading_is_named_and_the_others_are_read(tmp_path: Path) -> None:
+    first, second, third = (written(tmp_path / f"{name}.epprec", content(OPENED), content(Lost(1.0, 1))) for name in "abc")
+    for age, path in enumerate((first, second, third)):
+        os.utime(path, (age, age))
+    said: list[str] = []
+    batches = batches_of(str(tmp_path), said.append)
+    found = next(batches)
+    second.unlink()
+    assert [found, *batches] == 2 * [[OPENED], [Lost(1.0, 1)]]
+    assert said == [f"{second}: No such file or directory"]
+
+
+@pytest.mark.parametrize("form", ["--parquet", "--jsonl"])
+def test_an_export_that_cannot_be_written_names_its_file(tmp_path: Path, form: str) -> None:
+    pytest.importorskip("pyarrow")
+    path = written(tmp_path / "a.epprec", content(OPENED))
+    done = CliRunner().invoke(export, [str(path), form, str(tmp_path / "none" / "out")])
+    assert (done.exit_code, done.output.count("\n")) == (1, 1)
+    assert done.output.startswith(f"Error: {tmp_path}/none/out cannot be written: ")
 
 
 def test_missing_and_empty_folders_and_missing_files_are_named(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ A recording of several pools names the pools at the beginning of each file (`Ope
 and request. If a pool is chosen, the reader skips records of other pools, as if a picker of the chosen pool alone had recorded them.
 """
 
+import contextlib
 import gzip
 import os
 import zlib
@@ -48,26 +49,41 @@ HEAD_BYTES: Final = HEAD_MAGIC.to_bytes(4, "little")
 Report = Callable[[str], object]
 
 
+class Removed(Unreadable):
+    """Raised if there is no such file."""
+
+
 def files_of(path: str) -> list[Path]:
     """Returns the files of a recording in the order of their creation: the file `path`, or all files in the folder. Raises Unreadable."""
     found = Path(path)
     try:
         if not found.is_dir():
             return [found]
-        files = [Path(entry.path) for entry in os.scandir(found) if entry.name.endswith(SUFFIX)]
+        files: list[tuple[float, Path]] = []
+        for entry in os.scandir(found):
+            with contextlib.suppress(FileNotFoundError):  # the picker removes its oldest files
+                if entry.name.endswith(SUFFIX):
+                    files.append((entry.stat().st_mtime, Path(entry.path)))
     except OSError as refused:
         raise Unreadable(f"{path}: {refused.strerror}") from refused
     if not files:
         raise Unreadable(f"{path}: the folder has no recording (*{SUFFIX})")
     if len(files) > FILES_MAX:
         raise Unreadable(f"{path}: the folder has {len(files)} recordings; give one file, or a folder of at most {FILES_MAX}")
-    return sorted(files, key=lambda file: (file.stat().st_mtime, file.name))
+    return [path for _, path in sorted(files)]
 
 
 def batches_of(path: str, tell: Report) -> Iterator[list[Record]]:
-    """Yields the batches of all files. `tell` gets a sentence for each unreadable part. Raises Unreadable for a foreign file."""
+    """Yields the batches of all files. `tell` gets a sentence for each unreadable part, and for a file of a folder that the picker has
+    removed meanwhile. Raises Unreadable for a foreign file.
+    """
     for file in files_of(path):
-        yield from batches(file, tell)
+        try:
+            yield from batches(file, tell)
+        except Removed as gone:
+            if str(file) == path:
+                raise
+            tell(str(gone))
 
 
 def batches_of_pool(path: str, tell: Report, pool: str) -> Iterator[list[Record]]:
@@ -78,11 +94,13 @@ def batches_of_pool(path: str, tell: Report, pool: str) -> Iterator[list[Record]
 
 
 def batches(path: Path, tell: Report) -> Iterator[list[Record]]:
-    """Yields the batches of one file. Raises Unreadable if this version cannot read the file."""
+    """Yields the batches of one file. Raises Unreadable if this version cannot read the file, and Removed without the file."""
     try:
         with path.open("rb") as file:
             _check_head(path, file.read(HEAD.size))
             yield from _frames(path, file, tell)
+    except FileNotFoundError as gone:
+        raise Removed(f"{path}: {gone.strerror}") from gone
     except OSError as refused:
         raise Unreadable(f"{path}: {refused.strerror}") from refused
 
