@@ -11,6 +11,9 @@ MESSAGE_CHARS_MAX: Final = 512
 class Unreachable(Exception):
     """Raised if there is no complete answer: the connection or TLS failed, the credentials cannot be read, or the time-out passed."""
 
+    def __init__(self, text: str) -> None:
+        super().__init__(_encodable(text))
+
 
 class ApiError(Exception):
     """Raised if the server answers with an error.
@@ -21,8 +24,8 @@ class ApiError(Exception):
 
     def __init__(self, status: int, reason: str, message: str, verb: str, path: str, *, retry_after_s: float = 0.0) -> None:
         self.status = status
-        self.reason = reason
-        self.message = message
+        self.reason = _encodable(reason)
+        self.message = _encodable(message)
         self.verb = verb
         self.path = path
         self.retry_after_s = retry_after_s
@@ -36,6 +39,11 @@ class ApiError(Exception):
             kind = f"a Role in namespace {needed.namespace}" if needed.namespace else "a ClusterRole"
             return f"not allowed to {what}; add to {kind} of this service account: {needed.rule()} ({answer})"
         return f"the API server refused to {what}: {answer}"
+
+
+def _encodable(text: str) -> str:
+    """Returns a text that every page can show. The client gives bytes of a head that are not UTF-8 as halves of surrogate pairs."""
+    return text.encode(errors="replace").decode()
 
 
 class ApiStatus(msgspec.Struct):

@@ -156,6 +156,26 @@ def test_an_error_page_of_a_proxy_is_an_api_error(tmp_path: Path, page: bytes) -
     scenario(tmp_path, answer, main)
 
 
+@pytest.mark.parametrize(
+    "head", [b"HTTP/1.1 403 Acc\xe8s refus\xe9\r\n", b"Acc\xe8s refus\xe9\r\n", b"HTTP/1.1 200 OK\r\n\xe9 \xe9: \xe9\r\n"]
+)
+def test_the_text_of_an_error_can_be_shown_whatever_the_bytes_of_the_head(tmp_path: Path, head: bytes) -> None:
+    async def main() -> None:
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(head + b"Content-Length: 3\r\n\r\nno\n")
+            writer.close()
+
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with server, connected(kubeconfig(tmp_path, url)) as client:
+            with pytest.raises((ApiError, Unreachable)) as failed:
+                await client.request("GET", PODS)
+            assert str(failed.value).encode()
+
+    asyncio.run(main())
+
+
 def test_a_server_that_does_not_answer_in_time_or_at_all_is_unreachable(tmp_path: Path) -> None:
     async def answer(request: web.Request) -> web.Response:
         await asyncio.Event().wait()
