@@ -22,6 +22,7 @@ PICKER: Final = "picker"
 DOCTOR: Final = "doctor"
 ERROR: Final = "error"
 WARNING: Final = "warning"
+NOT_ALLOWED: Final = "not allowed to"  # so begins the text about access that Kubernetes does not grant
 KEPT_S: Final = 3600.0
 
 

@@ -5,6 +5,8 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from workers.shared.doctor_report import NOT_ALLOWED
+
 MESSAGE_CHARS_MAX: Final = 512
 
 
@@ -37,7 +39,7 @@ class ApiError(Exception):
         answer = f"{self.reason or self.status}: {self.message[:MESSAGE_CHARS_MAX]}"
         if self.status == HTTPStatus.FORBIDDEN:
             kind = f"a Role in namespace {needed.namespace}" if needed.namespace else "a ClusterRole"
-            return f"not allowed to {what}; add to {kind} of this service account: {needed.rule()} ({answer})"
+            return f"{NOT_ALLOWED} {what}; add to {kind} of this service account: {needed.rule()} ({answer})"
         return f"the API server refused to {what}: {answer}"
 
 

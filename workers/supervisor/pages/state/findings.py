@@ -8,7 +8,7 @@ from typing import Final
 
 from epp.metrics.request_series import USAGE_BEYOND_BOUNDS
 from epp.plugins.extractors._pages import REFUSED_PAGE, UNREAD_VALUES
-from workers.shared.doctor_report import ERROR, WARNING, Finding
+from workers.shared.doctor_report import ERROR, NOT_ALLOWED, WARNING, Finding
 from workers.supervisor.pages.state.finding_texts import Values, cause, names, recent_answers, singular, some
 from workers.supervisor.pages.state.pool_findings import by_pool, fewer, in_pool, unserved
 from workers.supervisor.pages.state.prefix_findings import block_sizes, caching_off, kv_events, salts_ignored, without_tokens
@@ -249,13 +249,22 @@ def _access(values: Values, _endpoints: Mapping[str, Values]) -> Iterator[Findin
                 "renew tls.crt and tls.key in its folder; with --enable-cert-reload, the picker takes them over at once",
             )
     for resource, why in values.get("access_refused", {}).items():
-        yield Finding(
-            "rbac",
-            ERROR,
-            f"The API server does not let the picker follow {resource}",
-            why,
-            "add the rule that the evidence names, or install the chart's RBAC; `epp doctor` lists all verbs that are missing",
-        )
+        if why.startswith(NOT_ALLOWED):
+            yield Finding(
+                "rbac",
+                ERROR,
+                f"The API server does not let the picker follow {resource}",
+                why,
+                "add the rule that the evidence names, or install the chart's RBAC; `epp doctor` lists all verbs that are missing",
+            )
+        else:
+            yield Finding(
+                "kubernetes-api",
+                ERROR,
+                f"The picker cannot follow {resource}: the API server's answer is of no use",
+                why,
+                "look at the API server and at what answers in its place, such as a proxy; what is known stays until then",
+            )
 
 
 def _doctor(values: Values, _endpoints: Mapping[str, Values]) -> Iterator[Finding]:
