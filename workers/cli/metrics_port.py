@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
 import click
-import msgspec
 
+from epp.protocol.surrogates import UNREADABLE
 from shm import observe
 from workers.cli import http_page
 
@@ -46,7 +46,7 @@ class MetricsPort(NamedTuple):
         data = self.page(path)
         try:
             return decode(data)
-        except (msgspec.MsgspecError, KeyError, TypeError) as strange:
+        except (*UNREADABLE, KeyError, TypeError) as strange:
             raise _unusable(self.url + path, str(strange)) from strange
 
 

@@ -3,10 +3,11 @@
 import asyncio
 import os
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
+from epp.protocol.surrogates import UNREADABLE
 from workers.cli.doctor.running import Running
 from workers.host.options import POOL_GROUP
 from workers.shared.doctor_report import ERROR, WARNING, Finding
@@ -17,6 +18,20 @@ from workers.supervisor.kube.object_kinds import GROUPS
 
 REVIEWS: Final = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 TRUE: Final = "true"
+
+
+class _Status(msgspec.Struct):
+    allowed: bool = False
+    reason: str = ""
+
+
+class Answer(msgspec.Struct):
+    """The API server's answer to a question about one access."""
+
+    status: _Status
+
+
+_decode = msgspec.json.Decoder(Answer).decode
 
 
 def needed(picker: Running) -> Iterator[Access]:
@@ -68,14 +83,17 @@ async def _review(api: Api, access: Access) -> Finding | None:
     """Asks about one access. Returns a finding if the access is not allowed."""
     spec = {"resourceAttributes": access._asdict()}
     body = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview", "spec": spec}
-    answer = msgspec.json.decode(await api.request("POST", REVIEWS, body=msgspec.json.encode(body)))
-    return verdict(access, answer)
+    answer = await api.request("POST", REVIEWS, body=msgspec.json.encode(body))
+    try:
+        return verdict(access, _decode(answer))
+    except UNREADABLE as strange:
+        raise Unreachable(f"{api.host}{REVIEWS} does not answer as an API server does: {strange}") from strange
 
 
-def verdict(access: Access, answer: Any) -> Finding | None:
+def verdict(access: Access, answer: Answer) -> Finding | None:
     """Returns a finding if the API server's answer does not allow the access."""
-    status = answer.get("status", {})
-    if status.get("allowed"):
+    status = answer.status
+    if status.allowed:
         return None
     kind = f"a Role in namespace {access.namespace}" if access.namespace else "a ClusterRole"
     optional = access.resource == "events"
@@ -83,6 +101,6 @@ def verdict(access: Access, answer: Any) -> Finding | None:
         "rbac-verb",
         WARNING if optional else ERROR,
         f"The picker may not {access.verb} {access.resource}",
-        f"the API server says no: {status.get('reason') or 'no rule allows it'}",
+        f"the API server says no: {status.reason or 'no rule allows it'}",
         f"add to {kind} of the picker's service account: {access.rule()}",
     )

@@ -39,8 +39,12 @@ def stats(admin: str, cluster: str) -> Mapping[str, int]:
     ValueError.
     """
     counters: dict[str, int] = {}
-    for each in json.loads(_page(admin, STATS.format(cluster), ADMIN_S)).get("stats", ()):
-        name, value = str(each.get("name", "")), each.get("value")
+    answer = json.loads(_page(admin, STATS.format(cluster), ADMIN_S))
+    listed = answer.get("stats") if isinstance(answer, dict) else None
+    if not isinstance(listed, list):
+        raise ValueError(f"{admin}: no counters of an Envoy at /stats")
+    for each in listed:
+        name, value = (str(each.get("name", "")), each.get("value")) if isinstance(each, dict) else ("", None)
         if isinstance(value, int):
             end = name.rpartition("ext_proc.")[2] if "ext_proc." in name else name.removeprefix(f"cluster.{cluster}.")
             counters[end] = counters.get(end, 0) + value

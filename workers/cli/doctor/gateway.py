@@ -133,7 +133,8 @@ def tls_names(config: Json) -> TlsNames:
             validation = _mapping(common.get("validation_context"))
             validation = validation or _mapping(_mapping(common.get("combined_validation_context")).get("default_validation_context"))
             verified |= "trusted_ca" in validation
-            matches = [_mapping(each.get("matcher", each)) for each in validation.get("match_typed_subject_alt_names", ())]
+            listed = _list(validation.get("match_typed_subject_alt_names"))
+            matches = [_mapping(each.get("matcher", each)) for each in map(_mapping, listed)]
             names += [str(match["exact"]) for match in matches if "exact" in match]
     return TlsNames(tuple(dict.fromkeys(names)), verified)
 
@@ -220,7 +221,7 @@ def _limits(cluster: Mapping[str, Json]) -> Iterator[Finding]:
                 f"cluster '{name}': {field} is {value}; with so many frames ahead, Envoy closes the connection and all its requests",
                 f"set http2_protocol_options: {{{field}: {wanted}}}; {EXAMPLE}",
             )
-    thresholds = _mapping(cluster.get("circuit_breakers")).get("thresholds") or [{}]
+    thresholds = _list(_mapping(cluster.get("circuit_breakers")).get("thresholds")) or [{}]
     most = min(_number(_mapping(each).get("max_requests"), REQUESTS_DEFAULT) for each in thresholds)
     if most <= REQUESTS_DEFAULT:
         yield Finding(
@@ -312,9 +313,13 @@ def _mapping(value: Json) -> Mapping[str, Json]:
     return value if isinstance(value, dict) else {}
 
 
+def _list(value: Json) -> Sequence[Json]:
+    return value if isinstance(value, list) else ()
+
+
 def _number(value: Json, default: int) -> int:
     """Reads a number of Envoy's JSON, which may be text."""
     try:
         return default if value is None else int(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return default

@@ -7,6 +7,7 @@ import click
 import msgspec
 
 from epp.config.schema import API_VERSION
+from epp.protocol.surrogates import UNREADABLE
 from epp.quantities import parse_duration
 from shm.observe import Seen
 from shm.segment import SegmentError
@@ -61,7 +62,7 @@ def running(picker: Named) -> Running:
         found = [msgspec.convert(each, Finding) for each in state["findings"]]
     except click.ClickException as failed:
         return Running(seen, url, {}, [_silent(failed.message)])
-    except (msgspec.MsgspecError, KeyError, TypeError) as strange:
+    except (*UNREADABLE, KeyError, TypeError) as strange:
         return Running(seen, url, {}, [_silent(f"{url}{STATE} is not the state of a picker: {strange}")])
     if state.get("version") != VERSION:
         why = f"the state has version {state.get('version')}, this command knows version {VERSION}"

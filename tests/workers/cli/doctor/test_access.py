@@ -2,11 +2,13 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.deploy.cases import CASES
 from tests.deploy.renderers import NAMESPACE, POOL, ours
-from workers.cli.doctor.access import needed, uses_kubernetes, verdict
+from workers.cli.doctor import access
+from workers.cli.doctor.access import Answer, access_findings, needed, uses_kubernetes, verdict
 from workers.cli.doctor.running import Running
 from workers.supervisor.kube.errors import Access
 
@@ -38,14 +40,14 @@ def test_the_role_of_the_chart_allows_all_that_a_picker_of_the_chart_needs(case:
     rules = [rule for each in manifests if each["kind"] in ("Role", "ClusterRole") for rule in each["rules"]]
     flags = {"pool_name": POOL, "pool_namespace": NAMESPACE, "pool_group": "inference.networking.k8s.io"}
     elects = "true" if case == "leader election" else "false"
-    for access in needed(picker(**flags, ha_enable_leader_election=elects)):
+    for each in needed(picker(**flags, ha_enable_leader_election=elects)):
         assert any(
-            access.verb in rule["verbs"]
-            and access.resource in rule.get("resources", ())
-            and access.group in rule.get("apiGroups", ())
-            and ("resourceNames" not in rule or access.name in rule["resourceNames"])
+            each.verb in rule["verbs"]
+            and each.resource in rule.get("resources", ())
+            and each.group in rule.get("apiGroups", ())
+            and ("resourceNames" not in rule or each.name in rule["resourceNames"])
             for rule in rules
-        ), access
+        ), each
 
 
 def test_a_picker_of_several_pools_follows_all_inference_pools_and_creates_no_events() -> None:
@@ -62,8 +64,32 @@ def test_a_picker_with_endpoints_of_its_own_does_not_ask_kubernetes() -> None:
     assert not uses_kubernetes(picker())
 
 
-@pytest.mark.parametrize("answer", [{"status": {"allowed": False}}, {"status": {}}, {}])
-def test_what_is_not_allowed_is_named_with_the_rule_that_allows_it(answer: Any) -> None:
+def answered(**status: Any) -> Answer:
+    return msgspec.convert({"status": status}, Answer)
+
+
+@pytest.mark.parametrize("answer", [b"<html>", b"null", b"{}", b'{"status":null}', b"[]", b'{"status":{"reason":"\xff"}}'])
+def test_an_answer_that_is_not_an_api_servers_is_one_finding(answer: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Odd:
+        host = "https://proxy"
+
+        async def request(self, *_: Any, **__: Any) -> bytes:
+            return answer
+
+        async def close(self) -> None:
+            pass
+
+    async def connect(_environ: Any) -> Odd:
+        return Odd()
+
+    monkeypatch.setattr(access.Api, "connect", connect)
+    (found,) = access_findings(picker(pool_name="pool", pool_namespace="ns"))
+    assert found.rule == "kubernetes-api"
+    assert "https://proxy" in found.evidence
+
+
+@pytest.mark.parametrize("answer", [answered(allowed=False), answered()])
+def test_what_is_not_allowed_is_named_with_the_rule_that_allows_it(answer: Answer) -> None:
     found = verdict(Access("watch", "", "pods", "ns"), answer)
     assert found is not None
     assert (found.rule, found.severity) == ("rbac-verb", "error")
@@ -72,7 +98,7 @@ def test_what_is_not_allowed_is_named_with_the_rule_that_allows_it(answer: Any) 
 
 
 def test_what_is_allowed_is_no_finding_and_events_are_a_warning() -> None:
-    assert verdict(Access("watch", "", "pods", "ns"), {"status": {"allowed": True}}) is None
-    events = verdict(Access("create", "", "events", "ns"), {"status": {"allowed": False, "reason": "no"}})
+    assert verdict(Access("watch", "", "pods", "ns"), answered(allowed=True)) is None
+    events = verdict(Access("create", "", "events", "ns"), answered(allowed=False, reason="no"))
     assert events is not None
     assert (events.severity, events.evidence) == ("warning", "the API server says no: no")

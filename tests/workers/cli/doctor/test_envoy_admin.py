@@ -66,6 +66,13 @@ def test_counters_of_cluster_and_filter_are_read(admin: Admin) -> None:
     assert envoy_admin.stats(admin.address, "endpoint-picker") == {"upstream_cx_connect_timeout": 7, "streams_failed": 5}
 
 
+@pytest.mark.parametrize("answer", [b"null", b"[]", b"{}", b'{"stats":7}', b'{"stats":{}}'])
+def test_counters_of_something_else_are_refused(answer: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(envoy_admin, "_page", lambda *_: answer.decode())
+    with pytest.raises(ValueError, match="no counters of an Envoy"):
+        envoy_admin.stats("127.0.0.1:9901", "endpoint-picker")
+
+
 def test_a_gateway_that_reaches_the_picker_has_no_finding() -> None:
     assert envoy_admin.stats_findings({}) == envoy_admin.stats_findings(HEALTHY) == []
 

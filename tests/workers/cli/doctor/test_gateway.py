@@ -1,13 +1,13 @@
 """The findings about a gateway's configuration: the shipped one has none, and each mistake in it is named."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from workers.cli.doctor.gateway import DEPTH_MAX, Peer, gateway_findings, tls_names
+from workers.cli.doctor.gateway import DEPTH_MAX, Peer, client_header_findings, gateway_findings, tls_names
 
 ROOT = Path(__file__).parents[4]
 SHIPPED = ("deploy/envoy.yaml", "deploy/envoy-retry.yaml")
@@ -118,3 +118,28 @@ def test_names_and_ca_that_the_gateway_verifies_are_read() -> None:
         "match_typed_subject_alt_names": [{"san_type": "DNS", "matcher": {"exact": "epp.default.svc"}}],
     }
     assert tls_names(config) == (("epp.default.svc",), True)
+
+
+ODD: tuple[Any, ...] = (None, "x", 7, float("inf"), True, [], {}, [None], ["x"], {"a": None})
+
+
+def replaced(node: Any, odd: Any) -> Iterator[None]:
+    """Puts `odd` into each place of a document in turn."""
+    for key in list(node if isinstance(node, dict) else range(len(node)) if isinstance(node, list) else ()):
+        kept, node[key] = node[key], odd
+        yield
+        node[key] = kept
+        yield from replaced(kept, odd)
+
+
+@pytest.mark.parametrize("odd", ODD, ids=repr)
+def test_no_value_in_a_configuration_ends_the_command(odd: Any) -> None:
+    config = shipped()
+    names = {"matcher": {"exact": "epp"}}
+    validation = {"trusted_ca": {"filename": "ca.pem"}, "match_typed_subject_alt_names": [names]}
+    cluster(config)["transport_socket"]["typed_config"]["common_tls_context"] = {"validation_context": validation}
+    assert tls_names(config) == (("epp",), True)
+    for _ in replaced(config, odd):
+        gateway_findings(config, PEER)
+        tls_names(config)
+        client_header_findings("fairness,objective", config, (9002,))

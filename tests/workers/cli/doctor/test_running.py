@@ -6,11 +6,14 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+import click
+import msgspec
 import pytest
 
+from workers.cli import metrics_port
 from workers.cli.doctor.running import Running, running
 from workers.cli.which import Named
-from workers.shared.doctor_report import DOCTOR, PICKER
+from workers.shared.doctor_report import DOCTOR, PICKER, Finding
 from workers.supervisor.pages.state.frames import VERSION
 
 FOUND = {"rule": "full", "severity": "warning", "title": "The pool is full", "evidence": "1.2", "fix": "add servers"}
@@ -52,6 +55,15 @@ def test_the_findings_of_the_picker_itself_are_taken_over(page: Page) -> None:
     page.body = json.dumps({"version": VERSION, "findings": findings}).encode()
     picker = page.asked()
     assert [(each.rule, each.found_by) for each in picker.findings] == [("full", PICKER)]
+
+
+@pytest.mark.parametrize("body", [b"\xff", b'{"findings":["\xff"]}', b"[" * 100_000, b"null", b"[]", b"7", b'"x"', b'{"findings":7}'])
+def test_a_page_that_is_no_state_is_a_finding(page: Page, body: bytes) -> None:
+    page.body = body
+    (found,) = page.asked().findings
+    assert (found.rule, found.severity) == ("metrics-port", "error")
+    with pytest.raises(click.ClickException, match="must name a picker's metrics port"):
+        metrics_port.at(f"127.0.0.1:{page.server.server_port}", "").read("/x", msgspec.json.Decoder(Finding).decode)
 
 
 def test_a_picker_of_another_version_is_named(page: Page) -> None:
