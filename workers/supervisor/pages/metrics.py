@@ -320,9 +320,10 @@ class MetricsPage:
             (computed.ENDPOINT_AGE, ages),
             (computed.ENDPOINT_SCRAPE, self._readings.seconds().items()),
         ):
-            yield from self._shown(metric, by_endpoint, [((names[pool], name), value) for (pool, name), value in found])
+            # The table may have endpoints of a pool that has just come, which the page does not know yet.
+            yield from self._shown(metric, by_endpoint, [((names[pool], name), value) for (pool, name), value in found if pool in names])
         failing = self._readings.failing().items()
-        shares: list[Row] = [((names[pool], name, cause), share) for (pool, name, cause), share in failing]
+        shares: list[Row] = [((names[pool], name, cause), share) for (pool, name, cause), share in failing if pool in names]
         yield from self._shown(computed.ENDPOINT_FAILING, (*by_endpoint, "cause"), shares)
         endpoints = [(endpoint, pool.name) for pool in self._pools for endpoint in pool.endpoints()]
         slots = max((endpoint.slot + 1 for endpoint, _ in endpoints), default=0)

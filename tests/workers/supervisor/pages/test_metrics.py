@@ -48,6 +48,8 @@ class World:
         self.table = TableWriter(instance.layout.table, instance.memory.table)
         self.documents = DocumentWriter(instance.layout.documents, instance.memory.documents)
         self.records: list[EndpointRecord] = []
+        self.seconds: dict[tuple[int, str], float] = {}
+        self.failing: dict[tuple[int, str, str], float] = {}
         reader = EndpointsView(DocumentReader(instance.layout.documents, instance.memory.documents))
         pool = PoolGauges(TableReader(instance.layout.table, instance.memory.table), reader, name="pool-a", fresh_for_s=FRESH_FOR_S)
         self.page = MetricsPage(
@@ -62,8 +64,8 @@ class World:
             IndexFigures(INDEX, lambda: 2),
             Readings(
                 [("metrics-data-source", "core-metrics-extractor"), *further],
-                lambda: {(0, "a"): 0.003},
-                lambda: {(0, "a", "404"): 1.0, (0, "b", "empty answers"): 0.4},
+                lambda: {(0, "a"): 0.003, **self.seconds},
+                lambda: {(0, "a", "404"): 1.0, (0, "b", "empty answers"): 0.4, **self.failing},
             ),
             sections,
             now=lambda: self.now,
@@ -390,6 +392,12 @@ def test_endpoints_that_fail_their_requests_are_named_with_the_cause(world: Worl
     assert world.value("endpoint_failing_share", **labels) == 1.0
     labels |= {"model_server_endpoint": "b", "cause": "empty answers"}
     assert world.value("endpoint_failing_share", **labels) == 0.4
+
+
+def test_endpoints_of_a_pool_that_the_page_does_not_know_yet_are_left_out(world: World) -> None:
+    before = world.samples().keys()
+    world.seconds, world.failing = {(1, "new"): 0.1}, {(1, "new", "404"): 1.0}
+    assert world.samples().keys() == before
 
 
 def test_values_of_two_endpoints_with_the_same_name_are_summed(world: World) -> None:
