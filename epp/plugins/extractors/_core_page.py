@@ -30,6 +30,9 @@ LOAD: Final = frozenset((WAITING.name, RUNNING.name, KV_USAGE.name))
 # Two names of one gauge. vLLM renamed the gauge, so a configuration or a server may have either name.
 _OTHER_NAMES: Final = {"vllm:kv_cache_usage_perc": "vllm:gpu_cache_usage_perc", "vllm:gpu_cache_usage_perc": "vllm:kv_cache_usage_perc"}
 _SIZES: Final = (CACHE_BLOCK_SIZE.name, CACHE_NUM_BLOCKS.name)
+_NO_SHARE: Final = "is not a share from 0 to 1; its unit may be percent"
+# A usage above 1 and up to this is a full cache that the server has counted a little too high.
+_USAGE_MAX: Final = 2.0
 _NO_SERIES: Final = "the page has no such series"
 _NAN: Final = float("nan")
 
@@ -73,7 +76,7 @@ class Reading:
         if name == CACHE_BLOCK_SIZE.name:
             self._join = max
         elif name == KV_USAGE.name:
-            self.most, self._rule = 1.0, "is not a share of 0 or more"
+            self.most, self._rule = 1.0, _NO_SHARE
         elif not self.whole:
             self.least, self.most, self._rule = -float_info.max, float_info.max, "is not a finite number"
 
@@ -99,7 +102,7 @@ class Reading:
         joined = self._join(values)
         if joined <= self.most:
             return joined
-        return 1.0 if self.most == 1.0 else self._problem(problems, self._rule, joined)
+        return 1.0 if self.most == 1.0 and joined <= _USAGE_MAX else self._problem(problems, self._rule, joined)
 
     def found(self, problems: Problems) -> None:
         """Removes the problem that the page has no series of the gauge."""

@@ -185,6 +185,15 @@ def test_several_series_of_a_queue(name: str) -> None:
             assert load(read(between.join(order) + b"\n", engine))[0] == expected
 
 
+@pytest.mark.parametrize(("usage", "read_as"), [(b"1", 1.0), (b"1.02", 1.0), (b"2", 1.0), (b"2.5", None), (b"37.0", None), (b"-0.1", None)])
+def test_a_usage_in_percent_is_not_taken_for_a_full_cache(usage: bytes, read_as: float | None) -> None:
+    text = b"vllm:num_requests_waiting 0\nvllm:num_requests_running 1\nvllm:kv_cache_usage_perc " + usage + b"\n"
+    for found in (read(text), read(text)):
+        assert load(found)[2] == read_as
+        problem = f"vllm:kv_cache_usage_perc: {float(usage)} is not a share from 0 to 1; its unit may be percent"
+        assert list(found.problems.values()) == ([problem] if read_as is None else [])
+
+
 def test_usages_become_their_mean_and_a_custom_metric_too() -> None:
     text = b'vllm:kv_cache_usage_perc{engine="0"} 0.9\nvllm:kv_cache_usage_perc{engine="1"} 0.3\n'
     assert load(read(text))[2] == pytest.approx(0.6)
