@@ -22,6 +22,7 @@ from workers.cli.flags import DURATION, WithArguments
 from workers.cli.output import echo, echo_text
 from workers.cli.which import Named, check_pool, picker_options
 from workers.host.exit_codes import ExitCode
+from workers.host.proc import process_use
 from workers.process.asks import Ask, AskRefused, put
 from workers.process.layout import CANDIDATE, GENERATION, gauge_of_pool
 from workers.shared import reload_status
@@ -213,7 +214,10 @@ def _key(watched: Watched, seen: Seen, ask: Ask) -> int | None:
 
 
 def _after(seen: Seen, watched: Watched, run_dir: str, ask: Ask, until: float) -> ReloadStatus | None:
-    """Gives the command to the picker and returns its state after the next attempt. Returns None if the attempt does not end in time."""
+    """Gives the command to the picker and returns its state after the next attempt. Returns None if the attempt does not end in time.
+
+    Raises ClickException if the picker ends meanwhile.
+    """
     before = watched.status()
     # An attempt under way may have read older files.
     wanted = 1 + (before.answered + before.owed if before is not None else 0)
@@ -224,5 +228,7 @@ def _after(seen: Seen, watched: Watched, run_dir: str, ask: Ask, until: float) -
         status = watched.status()
         if status is not None and status.answered >= wanted:
             return status
+        if process_use(seen.pid) is None:
+            raise click.ClickException(f"{seen.name} (pid {seen.pid}) has ended without a result; see its log")
         time.sleep(LOOK_S)
     return None
