@@ -19,6 +19,7 @@ This module does not close connections after their certificate was replaced.
 """
 
 import datetime
+import math
 import os
 import ssl
 import time
@@ -81,7 +82,7 @@ class Certificates:
         self._valid_from, self._valid_until = self.material.validity()
         self._failure: tuple[Signature, str] | None = None
         self._polls_left = 0  # checks until the next try of files that failed
-        self._warned_at = 0.0
+        self._warned_at = -math.inf
         self._speaks = True
         self._say_until: Callable[[float], None] = lambda _until: None
         self._timer: asyncio.TimerHandle | None = None
@@ -142,7 +143,7 @@ class Certificates:
         if material == self.material:
             return
         self.material, self.context.current = material, context
-        self._valid_from, self._valid_until, self._warned_at = valid_from, valid_until, 0.0
+        self._valid_from, self._valid_until, self._warned_at = valid_from, valid_until, -math.inf
         self._say_until(valid_until)
         self._log(log.info, "certificate replaced", files=self._names(), not_after=iso(valid_until))
 
@@ -156,7 +157,7 @@ class Certificates:
             )
 
     def _watch_validity(self, now: float) -> None:
-        if self._valid_from <= now < self._valid_until - WARNED_BEFORE_S or now - self._warned_at < DAY_S:
+        if self._valid_from <= now < self._valid_until - WARNED_BEFORE_S or 0.0 <= now - self._warned_at < DAY_S:
             return
         self._warned_at = now
         if now >= self._valid_until:

@@ -234,6 +234,14 @@ def test_the_log_warns_once_a_day_before_and_after_a_certificate_expires(tmp_pat
     assert logged[0][2]["days"] == pytest.approx(7.0, abs=0.1)
 
 
+def test_a_clock_that_is_set_back_does_not_end_the_warnings(tmp_path: Path, logged: Logged) -> None:
+    certificates = Certificates(Settings(write_pair(tmp_path, Authority().pair(days=8.0))), reload=False)
+    start = time.time()
+    for now in (3600.0, start + 3650 * 86_400.0, start + 2 * 86_400.0):  # a clock that begins in 1970, runs far ahead, and is then right
+        look(certificates, 1, now)
+    assert [event for _, event, _ in logged] == ["certificate is not valid yet", "certificate has expired", "certificate expires soon"]
+
+
 def test_a_renewed_certificate_ends_the_warnings(tmp_path: Path, logged: Logged) -> None:
     authority = Authority()
     certificates = followed(tmp_path, authority.pair(days=2.0))
