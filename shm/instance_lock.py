@@ -105,16 +105,27 @@ class Recorded(NamedTuple):
 
 
 def recorded(run_dir: str) -> list[Recorded]:
-    """Returns the files of all instances in the run directory. No lock is taken, so a line that is being written may be missing."""
+    """Returns the files of all instances in the run directory. No lock is taken, so a line that is being written may be missing.
+
+    Skips other users' files; raises PermissionError if there are no others.
+    """
     instances: list[Recorded] = []
+    of_others: PermissionError | None = None
     for path in _instance_files(run_dir):
-        with contextlib.suppress(FileNotFoundError):
+        try:
             descriptor = os.open(path, os.O_RDONLY)
-            try:
-                name = os.path.basename(path).removesuffix(INSTANCE_SUFFIX)
-                instances.append(Recorded(name, _recorded(descriptor), os.fstat(descriptor).st_mtime))
-            finally:
-                os.close(descriptor)
+        except FileNotFoundError:
+            continue
+        except PermissionError as refused:
+            of_others = refused
+            continue
+        try:
+            name = os.path.basename(path).removesuffix(INSTANCE_SUFFIX)
+            instances.append(Recorded(name, _recorded(descriptor), os.fstat(descriptor).st_mtime))
+        finally:
+            os.close(descriptor)
+    if of_others is not None and not instances:
+        raise of_others
     return instances
 
 

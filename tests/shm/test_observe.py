@@ -1,6 +1,7 @@
 """Tests of finding an instance by its file, and of attaching to it read-only."""
 
 import ctypes
+import errno
 import json
 import os
 import signal
@@ -84,6 +85,22 @@ def test_the_only_running_instance_is_found_without_its_name_or_port(machine: Ma
     text = machine.refusal()
     assert text.startswith("several instances in")
     assert text.endswith("--instance a")
+
+
+def test_a_file_of_another_user_does_not_hide_the_others(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine.start("a", port=9090)
+    machine.start("b", port=9190)
+    closed, opened = {"b.instance"}, os.open
+
+    def refuse(path: str, *arguments: int) -> int:
+        if os.path.basename(path) in closed:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return opened(path, *arguments)
+
+    monkeypatch.setattr(os, "open", refuse)
+    assert observe.find(machine.run_dir).name == "a"
+    closed.add("a.instance")
+    assert "run as the picker's user" in machine.refusal()
 
 
 def test_of_several_running_instances_the_caller_may_ask_which(machine: Machine) -> None:
