@@ -39,6 +39,11 @@ class PoolText(NamedTuple):
     source: str
 
 
+def is_plugin_file(name: str) -> bool:
+    """Returns whether a file of the folder has plugins. Hidden files, such as those of editors and file managers, have none."""
+    return name.endswith(SUFFIX) and not name.startswith(".")
+
+
 def read_plugins(folder: str) -> dict[str, bytes]:
     """Reads the Python files of a folder. Returns the contents of the files by name. Returns {} if `folder` is "". Raises
     UnreadablePlugins.
@@ -46,7 +51,7 @@ def read_plugins(folder: str) -> dict[str, bytes]:
     if not folder:
         return {}
     try:
-        names = sorted(name for name in os.listdir(folder) if name.endswith(SUFFIX))
+        names = sorted(filter(is_plugin_file, os.listdir(folder)))
         if len(names) > PLUGIN_FILES_MAX:
             raise UnreadablePlugins(f"--plugin-path {folder}: {len(names)} Python files; at most {PLUGIN_FILES_MAX}")
         found: dict[str, bytes] = {}
@@ -58,7 +63,7 @@ def read_plugins(folder: str) -> dict[str, bytes]:
             if left < 0:
                 raise UnreadablePlugins(f"--plugin-path {folder}: more than {PLUGIN_BYTES_MAX} bytes of Python files")
     except OSError as error:
-        raise UnreadablePlugins(f"--plugin-path {folder}: {error.strerror or error}") from error
+        raise UnreadablePlugins(f"--plugin-path {error.filename or folder}: {error.strerror or error}") from error
     return found
 
 
@@ -68,6 +73,8 @@ def read_keys(config: EffectiveConfig) -> tuple[dict[str, str], list[ConfigError
     errors: list[ConfigError] = []
     for path, place in key_files(config.tenants).items():
         try:
+            if os.path.exists(path) and not os.path.isfile(path):
+                raise ValueError(f"the file {path} is a folder, a pipe or a device; it is read again and again, so give a file")
             found[path] = read_text(path)
         except ValueError as unreadable:
             hint = "each of its lines has a tenant and the hash of a key: docs/tenants.md"

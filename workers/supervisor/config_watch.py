@@ -32,13 +32,13 @@ def seen(files: Sequence[str], plugin_path: str, config_dir: str = "") -> Seen:
     """Returns the present state of `files`, of the plugin files in `plugin_path`, and of the configurations in `config_dir`. A missing file
     has zeros.
 
-    Skips empty names in `files`, and empty folders.
+    Skips empty names in `files`, empty folders, and hidden files, which no reader of a folder reads.
     """
     paths = list(filter(None, files))
     for folder, suffix, most in ((plugin_path, SUFFIX, PLUGIN_FILES_MAX), (config_dir, CONFIGURATION, POOLS_MAX)):
         if folder:
             with contextlib.suppress(OSError):
-                names = sorted(name for name in os.listdir(folder) if name.endswith(suffix))
+                names = sorted(name for name in os.listdir(folder) if name.endswith(suffix) and not name.startswith("."))
                 paths += [os.path.join(folder, name) for name in names[: most + 1]]
     found = []
     for path in paths:

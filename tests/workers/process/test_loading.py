@@ -1,5 +1,6 @@
 """What is read and checked with a configuration: files of API keys, and the secret of cache salts."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from epp.config.load import ConfigErrors, EffectiveConfig, load
 from tests.epp.request.test_tenant_keys import hashed
 from workers.host.options import Options
 from workers.process.generations import Given
-from workers.process.loading import KEYS_BYTES_MAX, load_given, read_keys, with_keys
+from workers.process.loading import KEYS_BYTES_MAX, UnreadablePlugins, load_given, read_keys, read_plugins, with_keys
 
 
 def config(file: Path) -> EffectiveConfig:
@@ -44,6 +45,21 @@ def test_a_file_that_cannot_be_read_is_an_error_at_its_place_in_the_configuratio
         with_keys(config(file))
     (error,) = refused.value.errors
     assert str(error).startswith(f"c.yaml:3:43: error[tenant-keys]: the file {file} {why} (")
+
+
+def test_a_pipe_has_no_keys_and_its_writer_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "keys")
+    with pytest.raises(ConfigErrors, match="is a folder, a pipe or a device"):
+        with_keys(config(tmp_path / "keys"))
+
+
+def test_hidden_files_have_no_plugins_and_an_unreadable_one_is_named(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_bytes(b"x = 1")
+    (tmp_path / ".#mine.py").symlink_to("me@host.123")  # an editor's lock
+    assert read_plugins(str(tmp_path)) == {"mine.py": b"x = 1"}
+    (tmp_path / "folder.py").mkdir()
+    with pytest.raises(UnreadablePlugins, match=rf"--plugin-path {tmp_path}/folder\.py: Is a directory"):
+        read_plugins(str(tmp_path))
 
 
 def test_a_configuration_without_tenants_reads_nothing() -> None:
