@@ -46,6 +46,7 @@ SAMPLED_LOOK_S: Final = 0.5  # a small recording has fewer scraped values, and c
 ASKED_S: Final = 0.5  # how often to look for questions
 FRAME_S: Final = 1.0
 LATE_S: Final = 2.0
+AGAIN_S: Final = 60.0  # the shortest time between two files because of lost frames
 
 log = structlog.get_logger()
 
@@ -76,6 +77,17 @@ class RunningRecording:
         self.dropped = 0  # records that never reached the thread
         self.told = 0  # lost records that the file knows of
         self.why = ""  # the last reason for a loss
+        self.unwritten = 0  # records that the thread had lost at the last look
+        self.gap: int | None = None  # how many records were written when a frame of the present file was found lost
+
+    def needs_another_file(self, now: float) -> bool:
+        """Returns whether a frame of the present file was lost, and later frames are written: they may refer to what the lost frame has
+        described, as at the end of a time with a full disk.
+        """
+        files = self.files
+        if files.lost > self.unwritten:
+            self.unwritten, self.gap = files.lost, files.records
+        return self.gap is not None and files.records > self.gap and now - self.since >= AGAIN_S
 
 
 class RecordKeeper:
@@ -254,14 +266,14 @@ class RecordKeeper:
             self._tell(running, "recording")
         limits = running.files.limits
         full = now - running.since >= limits.file_s or running.files.size >= limits.file_bytes
-        if full and running.before is None:
+        if (full or running.needs_another_file(now)) and running.before is None:
             running.before = running.file, now + LATE_S
             self._next_file(running, running.file + 1)
 
     def _next_file(self, running: RunningRecording, number: int) -> None:
         """Begins a file: describes all endpoints again, and makes the workers do the same."""
         now = self._now()
-        running.file, running.since = number, now
+        running.file, running.since, running.gap = number, now, None
         running.files.size = 0
         pools, only = self._pools(), None
         if running.ask is not None and running.ask.pool in pools:
@@ -317,6 +329,7 @@ class RecordKeeper:
         part = running.parts.pop(file, None)
         if part is not None and not running.files.put(Frame(file, records.frame(part.batches), part.records)):
             running.dropped += part.records
+            running.gap = running.files.records
             running.why = "the disk is too slow"
 
     def _count(self, running: RunningRecording) -> None:

@@ -1,14 +1,19 @@
 """A recording says which of its records were lost."""
 
 import asyncio
+import errno
+import os
 from pathlib import Path
 
+import pytest
+
+from tests.waiting import until
 from tests.workers.instances import made
 from workers.process.instance import Instance
 from workers.process.layout import RECORDING
 from workers.shared.recording import asks
 from workers.supervisor.background import Background
-from workers.supervisor.record_keeper import RecordKeeper
+from workers.supervisor.record_keeper import AGAIN_S, FRAME_S, RecordKeeper
 from workers.worker.telemetry.recorder import RecordSender
 
 TEXT = "plugins: [{type: queue-scorer}]\n"
@@ -44,4 +49,42 @@ def test_records_for_the_recording_before_are_lost_but_not_by_the_one_that_runs(
         assert area.counters[lost] == 2
 
     with made(tmp_path, TEXT) as picker:
+        asyncio.run(main(picker))
+
+
+def test_after_a_time_with_a_full_disk_another_file_describes_everything_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+
+    def full(_descriptor: int, _data: bytes) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    async def main(picker: Instance) -> None:
+        nonlocal now
+        area = picker.memory.areas.area(0)
+        keeper, background = RecordKeeper(picker, area, lambda: now), Background()
+        monkeypatch.setattr("workers.shared.recording.files.os.write", full)
+        keeper.start(background, successor=False)
+        running = keeper._running
+        assert running is not None
+        first = running.file
+
+        def turn(seconds: float) -> None:
+            nonlocal now
+            now += seconds
+            keeper._turn()
+
+        turn(FRAME_S)
+        await until(lambda: running.files.lost, "a lost frame")
+        monkeypatch.undo()
+        turn(AGAIN_S)
+        assert running.file == first, "nothing can be written yet, for all that is known"
+        running.files.records += 1  # the thread has written a frame
+        turn(0.0)
+        assert running.file == first + 1
+        turn(AGAIN_S)
+        assert running.file == first + 1
+        keeper.end()
+        background.close()
+
+    with made(tmp_path, TEXT, record_dir=str(tmp_path / "recording")) as picker:
         asyncio.run(main(picker))
