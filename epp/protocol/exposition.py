@@ -26,6 +26,7 @@ SERIES_MAX: Final = 16_384
 FAMILY_BYTES_MAX: Final = 1 << 20
 SHIFT_BYTES_MAX: Final = 256  # if a family stands further than this from its old position, the whole page is searched
 DIGITS_MAX: Final = 24  # by how much the lengths of two pages can differ if only digits differ; a line is longer than this
+INDENT_MAX: Final = 64  # blanks before a name
 KEPT_LABELS: Final = 1024  # texts of at most KEPT_BYTES_MAX whose labels are kept
 KEPT_BYTES_MAX: Final = 512
 
@@ -37,6 +38,8 @@ _ESCAPE: Final = re.compile(rb'\\([\\"n])')
 _UNESCAPED: Final = {b"\\": b"\\", b'"': b'"', b"n": b"\n"}
 _AMBIGUOUS: Final = (b"\n#", b"\n\n", b"\n\r", b"\n ", b"\n\t")  # the family may continue after such a line, or with it
 _ENDS: Final = (b"\n# HELP ", b"\n# TYPE ", b"\n# EOF")  # the family ends before such a line
+_NEWLINE: Final = 0x0A
+_BLANKS: Final = b" \t"
 _AFTER_NAME: Final = frozenset((b"{", b" ", b"\t"))
 _RANK: Final = re.compile(rb'[{, ]((?:engine|dp_rank)="[^"]*")')  # the label of a data-parallel rank
 
@@ -211,20 +214,18 @@ class Finder:
             if len(lines) > LINES_MAX:
                 raise Malformed(f"the family has more than {LINES_MAX} series")
             at = self._next(page, run.end())
-        if places == 1 and first > 0:
+        if places == 1 and first > 0 and page[first - 1] == _NEWLINE:
             self._remember(page, first, lines)
         return lines
 
     def _next(self, page: bytes, start: int) -> int:
-        """Returns where the next line of the family begins, after `start` or at the start of the page; -1 without such a line."""
-        if not start and page.startswith(self._name) and page[len(self._name) : len(self._name) + 1] in _AFTER_NAME:
-            return 0
-        size = len(self._name_line)
-        at = page.find(self._name_line, start)
+        """Returns where the name begins on the next line of the family, at `start` or later; -1 without such a line."""
+        size = len(self._name)
+        at = page.find(self._name, start)
         while at >= 0:
-            if page[at + size : at + size + 1] in _AFTER_NAME:
-                return at + 1
-            at = page.find(self._name_line, at + 1)
+            if page[at + size : at + size + 1] in _AFTER_NAME and (not at or page[at - 1] == _NEWLINE or _indented(page, at)):
+                return at
+            at = page.find(self._name, at + 1)
         return -1
 
     def _remember(self, page: bytes, line: int, lines: list[bytes]) -> None:
@@ -274,6 +275,12 @@ class Finder:
             return True
         labels = labels_of(text)
         return all(labels.get(name) == value for name, value in wanted)
+
+
+def _indented(page: bytes, name: int) -> bool:
+    """Returns whether only blanks stand before the name on its line."""
+    before = page[max(name - INDENT_MAX - 1, 0) : name].rstrip(_BLANKS)
+    return before.endswith(b"\n") if before else name <= INDENT_MAX
 
 
 def _few(lines: list[bytes]) -> list[bytes]:

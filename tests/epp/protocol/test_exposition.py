@@ -13,6 +13,7 @@ from tests.cases import cases
 FAMILIES = ("a", "ab", "vllm:x", "vllm:x_total", "lora_info")
 TEXT = st.text(st.sampled_from('ab"\\\n{},= #\u00e9'), max_size=6)
 LABELS = st.dictionaries(st.sampled_from(("l", "le", "engine", "name")), TEXT, max_size=3)
+INDENTS = st.sampled_from(("", "", " ", " \t"))
 VALUES = st.floats() | st.integers(0, 10**6).map(float)
 
 
@@ -37,7 +38,7 @@ def pages(draw: st.DrawFn) -> str:
         stamped = draw(st.booleans())
         for labels in draw(st.lists(LABELS, min_size=1, max_size=3)):
             stamp = draw(st.integers(1, 9)) if stamped else None
-            lines.append(line(name, labels, draw(VALUES), stamp))
+            lines.append(draw(INDENTS) + line(name, labels, draw(VALUES), stamp))
     return "\n".join(lines) + "\n"
 
 
@@ -199,6 +200,8 @@ def test_thousands_of_outdated_series_are_read() -> None:
     [
         b"queue 3\r\nz 1\r\n",
         b"queue\t3\n",
+        b" queue 3\n",
+        b"# TYPE queue gauge\n\t queue 3\nz 1\n",
         b'queue {engine="0"} 3\n',
         b"queue   3   \n",
         b'queue{engine="0",} 3 # {trace="ab cd"} 9.0 1.0\n# EOF\n',
