@@ -140,7 +140,13 @@ def test_a_text_that_is_cut_within_an_emoji_stays_as_it_is(member: bytes) -> Non
     assert SALT.put(body, "s").replace(b'"cache_salt":"s"', b"").strip(b"{},") == b'"prompt":"\\ud83d"'
 
 
-@pytest.mark.parametrize("body", [b"", b"[]", b'"model"', b'{"model":', b'\xef\xbb\xbf{"model":"a"}', b'{"model":"a"} {}'])
+@pytest.mark.parametrize("member", [b"", b',"model":"asked"'])
+def test_a_byte_order_mark_stays_as_it_is(member: bytes) -> None:
+    changed = with_model(b'\xef\xbb\xbf{"a":1' + member + b"}", "target")
+    assert changed.startswith(b"\xef\xbb\xbf{") and json.loads(changed) == {"model": "target", "a": 1}
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b'"model"', b'{"model":', b'\xff{"model":"a"}', b'{"model":"a"} {}'])
 def test_a_body_that_is_no_json_object_is_refused(body: bytes) -> None:
     with pytest.raises(Refused) as refused:
         with_model(body, "b")

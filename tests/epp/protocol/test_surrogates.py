@@ -20,6 +20,8 @@ from epp.protocol.surrogates import HALVES_MAX, LOOKS_MAX, RUN, replaced
         (rb'"\ud83d\ude00\ude00"', rb'"\ud83d\ude00\ufffd"'),
         (rb'"\\\ud83d"', rb'"\\\ufffd"'),
         (rb'"\ud83dx\ude00"', rb'"\ufffdx\ufffd"'),
+        (b"\xef\xbb\xbf{}", b"   {}"),
+        (b'\xef\xbb\xbf"\\ud83d"', rb'   "\ufffd"'),
     ],
 )
 def test_each_half_is_replaced_and_the_length_stays(text: bytes, expected: bytes) -> None:

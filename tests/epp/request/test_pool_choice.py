@@ -1,5 +1,6 @@
 """Which pool gets a request: the order of port, authority, metadata and model, and what their matchers match."""
 
+import codecs
 import fnmatch
 import json
 
@@ -123,6 +124,7 @@ def test_the_host_of_an_authority(authority: str, host: str) -> None:
         (b'{"prompt": {"model": "inner"}, "model": "m\\u0041"}', "mA"),
         (b'{"model": "a", "model": "b"}', "b"),
         (b'{"prompt": "\\ud83d", "model": "m"}', "m"),
+        (codecs.BOM_UTF8 + b'{"model": "m"}', "m"),
         (b'{"prompt": "x"}', ""),
         (b'{"model": 5}', ""),
         (b'{"model": null}', ""),

@@ -1,6 +1,7 @@
 """Requests with a renamed model: what the model server gets, and what the client gets back."""
 
 import base64
+import codecs
 import gzip
 import itertools
 import json
@@ -65,6 +66,11 @@ def test_a_renamed_body_in_pieces_is_not_held_longer_than_others() -> None:
     assert envoy.stream.held > 0
     assert bodies(envoy.body(BODY[20:])[1:])[0] == RENAMED
     assert envoy.stream.held == 0
+
+
+def test_a_renamed_body_is_sent_without_its_byte_order_mark() -> None:
+    _, answers = asked(pair(), codecs.BOM_UTF8 + BODY, **{HEADER: "base-v2"})
+    assert bodies(answers[1:])[0].lstrip() == RENAMED
 
 
 @pytest.mark.parametrize("name", [HEADER, ALIAS])

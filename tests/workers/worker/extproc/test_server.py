@@ -1,5 +1,6 @@
 """One ext_proc stream, from Envoy's first message to its end."""
 
+import codecs
 import itertools
 import tracemalloc
 
@@ -105,8 +106,8 @@ def test_a_status_that_is_not_three_digits_is_0(status: str) -> None:
     assert remembers.statuses == [0]
 
 
-def test_a_body_with_half_a_surrogate_pair_is_routed_and_passes_unchanged() -> None:
-    body = rb'{"model":"m","prompt":"cut \ud83d"}'
+@pytest.mark.parametrize("body", [rb'{"model":"m","prompt":"cut \ud83d"}', codecs.BOM_UTF8 + b'{"model":"m","prompt":"x"}'])
+def test_a_body_with_half_a_surrogate_pair_or_a_byte_order_mark_is_routed_and_passes_unchanged(body: bytes) -> None:
     envoy = pair().open()
     envoy.headers()
     assert bodies(envoy.body(body)[1:]) == (body, [True])

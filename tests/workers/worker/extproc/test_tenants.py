@@ -1,5 +1,6 @@
 """Tenants on streams: who is let in, whose request it is, and which headers model servers get."""
 
+import codecs
 import gzip
 import json
 from typing import Any
@@ -166,6 +167,7 @@ def sent_on(p: Pair, path: str, body: bytes, *more: tuple[str, bytes], pieces: i
         ("/v1/messages", "cache_salt", b'{"model":"m","max_tokens":1,"messages":[{"role":"user","content":"x"}]}', b""),
         ("/generate", "extra_key", b'{"input_ids":[1,2,3]', b', "extra_key": ["a"]}'),
         ("/v1/completions", "cache_salt", b'{"model":"m", "prompt":"\\ud83d"}', b""),
+        ("/v1/completions", "cache_salt", codecs.BOM_UTF8 + b'{"model":"m", "prompt":"x"', b',"cache_salt":"that of another"}'),
     ],
 )
 def test_a_request_goes_on_with_the_salt_of_its_tenant_and_else_as_it_is(
