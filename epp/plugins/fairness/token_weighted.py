@@ -305,6 +305,7 @@ class Turns:
         if account.number:
             account.number = 0
             self._in_line -= 1
+            self._ledger.show(self._time, self._end, self._in_line)
         self._fresh.pop(key, None)
         self._idle[key] = None
         if len(self._idle) > IDLE_MAX:

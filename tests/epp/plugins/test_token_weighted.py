@@ -284,10 +284,17 @@ def test_a_flow_in_many_workers_gets_no_more_than_a_flow_in_one_worker() -> None
     assert served["small"] == pytest.approx(100, abs=2)
 
 
-def test_new_flows_in_another_worker_leave_half_of_the_capacity_to_the_others() -> None:
-    workers = Workers(2, expectedOutputTokens=0)
-    workers.offer(0, *(Waits("old", bytes=2000) for _ in range(600)))
-    workers.dispatch()
+@pytest.mark.parametrize("cancelled", [0, 100])
+def test_new_flows_in_another_worker_leave_half_of_the_capacity_to_the_others(cancelled: int) -> None:
+    workers = Workers(3, expectedOutputTokens=0)
+    workers.offer(0, *(Waits("old", bytes=2000) for _ in range(800)))
+    gone = [Waits(f"gone{number}", bytes=2000) for number in range(cancelled) for _ in range(3)]
+    workers.offer(2, *gone)
+    for _ in range(cancelled + 1):
+        workers.dispatch()
+    for item in gone:
+        if id(item) in workers.bands[2].handles:
+            workers.bands[2].remove(item)
     served: Counter[bool] = Counter()
     for number in range(1000):
         workers.offer(1, *(Waits(f"new{number}-{each}", bytes=2000) for each in range(3)))
