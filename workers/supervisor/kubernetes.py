@@ -191,6 +191,11 @@ class Kubernetes:
         )
         return discovery
 
+    def apply_all(self) -> None:
+        """Applies the endpoints of all pools soon, under the present limits."""
+        for discovery in self._discoveries:
+            discovery.apply_all()
+
     def _missing(self) -> str:
         return next(filter(None, (discovery.missing() for discovery in self._discoveries)), "")
 

@@ -78,6 +78,7 @@ class Supervised(Protocol):
 
     def renew_data(self) -> None: ...
     def pools_replaced(self) -> None: ...
+    def limits_changed(self) -> None: ...
     def file_changed(self) -> None: ...
 
 
@@ -191,7 +192,11 @@ class Later:
                     continue
                 if not new.used:
                     self._leave(place)
-                elif _given(old) != _given(new):
+                elif _given(old) == _given(new):
+                    continue
+                elif new.sources.in_kubernetes:
+                    supervisor.limits_changed()
+                else:
                     await self._follow_new(new)
             self._shown([])
 
@@ -261,6 +266,5 @@ class Later:
 
 
 def _given(view: Instance) -> tuple[str, int]:
-    """Returns the endpoints in the list of pools and their limit, or "" and 0 for a pool that finds its endpoints in another way."""
-    endpoints = view.options.endpoints
-    return endpoints, view.options.max_endpoints if endpoints else 0
+    """Returns the endpoints in the list of pools, "" for a pool that finds its endpoints in another way, and their limit."""
+    return view.options.endpoints, view.options.max_endpoints

@@ -297,6 +297,11 @@ class Supervisor:
 
             self.exchange.pools_changed(waiting_of(self.instance))
 
+    def limits_changed(self) -> None:
+        """Applies the limits of the pools in Kubernetes to their endpoints."""
+        if self.kubernetes is not None:
+            self.kubernetes.apply_all()
+
     def _present(self) -> Instance:
         """Returns the instance under the present configuration of this supervisor."""
         return self.instance

@@ -6,9 +6,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from epp.config.load import load
+from epp.config.pools_file import KubePool
 from epp.request.pool_choice import Matched, PoolChoice
 from tests.reports import Reports
 from tests.waiting import until
@@ -31,7 +33,8 @@ ENDPOINTS = "127.0.0.1:1,127.0.0.1:2,127.0.0.1:3"
 
 class Supervised(SimpleNamespace):
     """The parts of a supervisor that a list of pools changes. `applied`: the ports of the endpoints of the first pool. `order`: the pools
-    that got other endpoints, and "saved" when the parts of the supervisor learn that pools are gone.
+    that got other endpoints, "saved" when the parts of the supervisor learn that pools are gone, and "limits" when the endpoints of
+    Kubernetes get other limits.
     """
 
     def __init__(self, instance: Instance) -> None:
@@ -53,6 +56,7 @@ class Supervised(SimpleNamespace):
             renew_data=lambda: None,
             pools_replaced=lambda: self.order.append("saved"),
             file_changed=lambda: None,
+            limits_changed=lambda: self.order.append("limits"),
         )
 
     def _apply(self, specs: Sequence[EndpointSpec], *, complete: bool = True, pool: int = 0) -> None:
@@ -61,11 +65,13 @@ class Supervised(SimpleNamespace):
             self.applied = sorted(spec.port for spec in specs)
 
 
-def scenario(folder: Path, main: Callable[[Later, Any], Awaitable[None]]) -> None:
+def scenario(
+    folder: Path, main: Callable[[Later, Any], Awaitable[None]], text: str = TEXT, endpoints: str = ENDPOINTS, kube: KubePool | None = None
+) -> None:
     """Runs a function with the pools `a` and `b`, which have the same endpoints."""
-    given = Given(TEXT, "c.yaml", {})
-    pools = [Pool(name, given, load(TEXT, "c.yaml"), ENDPOINTS, 4) for name in ("a", "b")]
-    listed = {place: Listed(pool.name, 0, (f"{pool.name}.svc",), (), ENDPOINTS, 4) for place, pool in enumerate(pools)}
+    given, kube_values = Given(text, "c.yaml", {}), tuple(kube) if kube is not None else None
+    pools = [Pool(name, given, load(text, "c.yaml"), endpoints, 4, kube) for name in ("a", "b")]
+    listed = {place: Listed(pool.name, 0, (f"{pool.name}.svc",), (), endpoints, 4, kube_values) for place, pool in enumerate(pools)}
     choice = PoolChoice([Matched("a", 0, ("a.svc",)), Matched("b", 0, ("b.svc",))])
 
     async def run(instance: Instance) -> None:
@@ -87,6 +93,35 @@ def test_another_limit_of_a_pool_holds_at_once_for_its_present_endpoints(tmp_pat
             assert len(supervised.applied) == most
 
     scenario(tmp_path, main)
+
+
+def test_another_limit_of_a_pool_with_an_endpoints_file_holds_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "endpoints.yaml"
+    path.write_text("endpoints:\n" + "".join(f"- {{name: n{n}, address: 127.0.0.1, port: {n}}}\n" for n in (1, 2, 3)))
+    text = f"{TEXT[:-2]}, {{type: file-discovery, name: file, parameters: {{path: {path}}}}}]\n{DISCOVERY}"
+
+    async def main(later: Later, supervised: Any) -> None:
+        for number, most in enumerate((2, 3), start=2):
+            entry = Listed("a", 0, ("a.svc",), (), "", most)
+            await later._use_list(relisted(supervised.instance, {**supervised.instance.pool_list, 0: entry}, number))
+            assert len(supervised.applied) == most
+        supervised.background.close()
+
+    scenario(tmp_path, main, text, "")
+
+
+def test_another_limit_of_a_pool_in_kubernetes_holds_at_once(tmp_path: Path) -> None:
+    async def main(later: Later, supervised: Any) -> None:
+        entry = supervised.instance.pool_list[0]
+        for changed, told in (
+            (msgspec.structs.replace(entry, authorities=("c.svc",)), []),
+            (msgspec.structs.replace(entry, max_endpoints=2), ["limits"]),
+        ):
+            supervised.order.clear()
+            await later._use_list(relisted(supervised.instance, {**supervised.instance.pool_list, 0: changed}, 2))
+            assert [step for step in supervised.order if step == "limits"] == told
+
+    scenario(tmp_path, main, endpoints="", kube=KubePool(name="a"))
 
 
 def test_what_was_learned_of_a_pool_that_is_gone_is_saved_while_its_endpoints_are_known(tmp_path: Path) -> None:

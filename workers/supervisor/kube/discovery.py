@@ -162,8 +162,9 @@ class KubernetesDiscovery:
         return objects.problem or ("there is none" if objects.synced else "no answer yet")
 
     def apply_all(self) -> None:
-        """Applies the endpoints of all pools with the next batch, because the table may have lost some."""
+        """Applies the endpoints of all pools soon, because the table may have lost some, or a pool may have another limit."""
         self._changed |= self.pools.keys()
+        self._batches.soon()
 
     def _pool_reflector(self) -> Reflector[InferencePool]:
         return self._reflector(

@@ -45,6 +45,16 @@ def test_each_of_8_ports_of_a_pod_is_an_endpoint_of_its_own() -> None:
     scenario(main, two_pods())
 
 
+def test_all_endpoints_are_applied_again_under_another_limit_without_a_change_of_pods() -> None:
+    async def main(world: World) -> None:
+        before = len(world.applied)
+        world.discovery.apply_all()
+        await elapse(APPLIED_S)
+        assert world.applied[before:] == [world.applied[before - 1]]
+
+    scenario(main, cluster(pool()))
+
+
 def test_pods_are_listed_by_the_labels_of_the_pool() -> None:
     async def main(world: World) -> None:
         assert ("list", "app=vllm") in world.api.requests
