@@ -228,7 +228,7 @@ class Words:
         # (`generations`)
         self.configurations = memoryview(self._page)[CONFIGURATIONS_AT:].cast("q")
         # The pools that are out of service (`workers.shared.pool_crashes`)
-        self.out_of_service = memoryview(mmap.mmap(-1, WORD * (1 + configurations))).cast("q")
+        self.out_of_service = memoryview(mmap.mmap(-1, WORD * (1 + 2 * configurations))).cast("q")
 
     @property
     def stopping(self) -> bool:

@@ -25,12 +25,13 @@ LOADING: Final = "loading_pool"  # a gauge in a worker's area: the number of the
 CRASHES: Final = 2
 MEMORY_S: Final = 600.0
 PLUGIN_AT: Final = 32  # the lowest bit of the plugin's mark in `word_of`
+WHY, NAME = 1, 2  # the words of the first pool in the table
 MARK_MAX: Final = (1 << 30) - 1
 
 
-def mark_of(plugin: str) -> int:
-    """Returns a number that stands for the name of a plugin. The number is never 0."""
-    return zlib.crc32(plugin.encode()) & MARK_MAX or 1
+def mark_of(name: str) -> int:
+    """Returns a number that stands for the name of a plugin or a pool. The number is never 0."""
+    return zlib.crc32(name.encode()) & MARK_MAX or 1
 
 
 def named(mark: int, plugins: Iterable[str]) -> str:
@@ -88,7 +89,8 @@ class _Crash(NamedTuple):
 class PoolCrashes:
     """The parent's side: counts the crashes of each pool, and says which pools are out of service.
 
-    `table`: a word that grows with each change, then an int64 per pool. Only this object writes the table.
+    `table`: a word that grows with each change, then two words per pool: why it is out of service, and the mark of its name. Only this
+    object writes the table.
     """
 
     def __init__(self, table: memoryview) -> None:
@@ -102,26 +104,26 @@ class PoolCrashes:
         `name`: the name of the pool. `number`: the number of its configuration. `request`: the fingerprint of the request, or 0 without a
         request.
         """
+        known = self._crashes.get(found.pool, ()) if self.seen.get(found.pool) == name else ()
         before = [
-            crash
-            for crash in self._crashes.get(found.pool, ())
-            if now - crash.at <= MEMORY_S and crash.number == number and not (request and crash.request == request)
+            crash for crash in known if now - crash.at <= MEMORY_S and crash.number == number and not (request and crash.request == request)
         ]
         self.seen[found.pool] = name
         crashes = self._crashes[found.pool] = [*before, _Crash(now, number, request)][-CRASHES:]
         if len(crashes) < CRASHES:
             return False
+        self._table[NAME + 2 * found.pool] = mark_of(name)
         self._write(found.pool, number << PLUGIN_AT | found.mark << 1 | 1)
         return True
 
     def renamed(self, pool: int) -> None:
         """Notes that another pool has this place."""
         del self._crashes[pool], self.seen[pool]
-        if self._table[1 + pool]:
+        if self._table[WHY + 2 * pool]:
             self._write(pool, 0)
 
     def _write(self, pool: int, word: int) -> None:
-        self._table[1 + pool] = word
+        self._table[WHY + 2 * pool] = word
         self._table[0] += 1
 
 
@@ -135,9 +137,12 @@ class OutOfService:
     def changes(self) -> int:
         return int(self._table[0])
 
-    def of(self, pool: int, number: int) -> Culprit | None:
-        """Returns why a pool is out of service, or None if it is in service. `number`: the number of its configuration in force."""
-        word = self._table[1 + pool] if self._table[0] else 0
-        if not word or word >> PLUGIN_AT != number:
+    def of(self, pool: int, name: str, number: int) -> Culprit | None:
+        """Returns why a pool is out of service, or None if it is in service. `number`: the number of its configuration in force.
+
+        `name`: its name, because the place may have another pool before the parent notices.
+        """
+        word = self._table[WHY + 2 * pool] if self._table[0] else 0
+        if not word or word >> PLUGIN_AT != number or self._table[NAME + 2 * pool] != mark_of(name):
             return None
         return Culprit(pool, word >> 1 & MARK_MAX)

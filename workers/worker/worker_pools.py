@@ -176,7 +176,8 @@ class WorkerPools:
     def _out_of_service(self, pool: int) -> Refused | None:
         """Returns the refusal of all requests of a pool that is out of service, or None if the pool is in service."""
         view = self._instance.pools[pool]
-        return Refused(Cause.POOL_OUT, view.options.pool_name) if self._out.of(pool, view.number_in_force) is not None else None
+        name = view.options.pool_name
+        return Refused(Cause.POOL_OUT, name) if self._out.of(pool, name, view.number_in_force) is not None else None
 
     def _leave_those_out(self) -> None:
         """Refuses the undecided requests of pools that are out of service."""

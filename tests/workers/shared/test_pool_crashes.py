@@ -20,7 +20,7 @@ class Parent:
     """The parent's table for three pools, as its children see it. Every crash is one of another request."""
 
     def __init__(self) -> None:
-        table = memoryview(bytearray(8 * 4)).cast("q")
+        table = memoryview(bytearray(8 * 7)).cast("q")
         self.crashes, self.out = PoolCrashes(table), OutOfService(table)
         self.requests = 0
 
@@ -30,7 +30,7 @@ class Parent:
         return self.crashes.crashed(found, f"pool {pool}", number, self.requests if request is None else request, at)
 
     def those_out(self, number: int = 1) -> list[int]:
-        return [pool for pool in range(3) if self.out.of(pool, number) is not None]
+        return [pool for pool in range(3) if self.out.of(pool, f"pool {pool}", number) is not None]
 
 
 @given(st.integers(0, 1000), st.text(min_size=1), st.integers())
@@ -73,7 +73,7 @@ def test_a_pool_is_out_of_service_after_two_crashes_until_its_configuration_chan
     parent = Parent()
     assert [parent.crash(1) for _ in range(CRASHES)] == [False, True]
     assert parent.those_out() == [1]
-    assert parent.out.of(1, 1) == Culprit(1, mark_of("odd"))
+    assert parent.out.of(1, "pool 1", 1) == Culprit(1, mark_of("odd"))
     assert parent.those_out(number=2) == []
     assert not parent.crash(1, number=2), "the crashes of another configuration do not count"
 
@@ -105,3 +105,11 @@ def test_another_pool_in_the_same_place_begins_anew() -> None:
     assert (parent.those_out(), parent.crashes.seen) == ([], {})
     assert parent.out.changes > changes
     assert not parent.crash(2)
+
+
+def test_another_pool_in_the_place_of_one_out_of_service_serves_before_the_parent_notices() -> None:
+    parent = Parent()
+    for _ in range(CRASHES):
+        parent.crash(2)
+    assert parent.out.of(2, "other", 1) is None
+    assert not parent.crashes.crashed(Culprit(2), "other", 1, 99, 0.0), "the crashes of the other pool do not count"

@@ -113,7 +113,7 @@ class StateParts:
             found.setdefault(pool.options.pool_name, {})["flow_control"] = self._flow_control(pool)
         out = OutOfService(self._instance.words.out_of_service)
         for number, pool in enumerate(present(self._instance).pools if out.changes else ()):
-            if (why := out.of(number, pool.number_in_force)) is not None:
+            if (why := out.of(number, pool.options.pool_name, pool.number_in_force)) is not None:
                 plugin = named(why.mark, pool.config.pipeline.plugins)
                 found.setdefault(pool.options.pool_name, {})["out_of_service"] = plugin
         return found
