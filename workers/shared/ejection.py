@@ -15,7 +15,8 @@
 
 The flags in the endpoint's table row tell the workers what to do: EJECTED, or during a trial the area of the chosen worker and the number
 of the trial (`shm.table.trial`). For an endpoint in use, they say by how much its share of failed answers exceeds the share of the others.
-Only the supervisor writes these flags. A supervisor that replaces another begins with no endpoint ejected.
+Only the supervisor writes these flags. A supervisor that replaces another begins with no endpoint ejected. If a reload replaces the data
+layer of a supervisor, the ejections of endpoints that keep their slots go on.
 """
 
 import enum
@@ -98,22 +99,25 @@ class Ejections:
         workers: Callable[[], Sequence[int]],
         inflight: Callable[[int], int],
         outliers: Outliers,
+        earlier: "Ejections | None" = None,
     ) -> None:
         """`outcomes` returns two arrays with a cell per slot: the served requests and the failure points, summed over all workers. The
         counts only grow. The arrays may be shorter than the table, but have all slots in use.
 
         `workers` returns the areas of the serving workers. `inflight(slot)` returns the number of requests in flight at a slot.
-        `outliers`: compares the answers of the endpoints.
+        `outliers`: compares the answers of the endpoints. `earlier`: the object that this one replaces.
         """
         self._outcomes = outcomes
         self._workers = workers
         self._inflight = inflight
-        self._outliers = outliers
+        self.outliers = outliers
         self._failing: set[int] = set()
         self._served, self._failed = (counts.copy() for counts in outcomes())
         self._points: dict[int, int] = {}  # slot -> points since the last success
         self._known: dict[int, Ejected] = {}
-        self._turn = 0
+        # The ejections that `earlier` knew, of slots that no endpoint has adopted yet
+        self._earlier: dict[int, Ejected] = {} if earlier is None else earlier._earlier | earlier._known
+        self._turn: int = 0 if earlier is None else earlier._turn
         self.total = 0
 
     def flags(self, slot: int) -> int:
@@ -121,29 +125,35 @@ class Ejections:
         known = self._known.get(slot)
         if known is not None and known.ejected:
             return known.flags
-        return self._outliers.steps(slot) << FAILING_AT
+        return self.outliers.steps(slot) << FAILING_AT
 
     def reason(self, slot: int) -> tuple[str, str]:
         """Returns why the slot is ejected, has returned, or is failing: the cause in a word, and the evidence. Both are "" otherwise."""
         known = self._known.get(slot)
         if known is not None and (known.ejected or known.why):
             return known.cause, known.why
-        return self._outliers.reason(slot)
+        return self.outliers.reason(slot)
 
     def failing(self) -> dict[int, tuple[str, str, float]]:
         """Returns slot -> cause, evidence, and share of failed requests beyond the others, for all endpoints that are ejected (share 1) or
         failing.
         """
         out = {slot: (known.cause, known.why, 1.0) for slot, known in self._known.items() if known.ejected}
-        outliers = self._outliers
+        outliers = self.outliers
         return {slot: (*outliers.reason(slot), outliers.steps(slot) / STEPS) for slot in self._failing - out.keys()} | out
+
+    def adopt(self, slot: int) -> None:
+        """Continues with an ejection that the object before this one knew, because the slot still has the same endpoint."""
+        if (known := self._earlier.pop(slot, None)) is not None:
+            self._known[slot] = known
 
     def forget(self, slot: int) -> None:
         """Forgets the points and the ejection of a slot, because its endpoint has changed or left."""
         self._points.pop(slot, None)
         self._known.pop(slot, None)
+        self._earlier.pop(slot, None)
         self._failing.discard(slot)
-        self._outliers.forget(slot)
+        self.outliers.forget(slot)
 
     def count(self) -> int:
         """Returns the number of endpoints that are ejected or on trial."""
@@ -160,7 +170,7 @@ class Ejections:
         # Most sweeps see no failure. Comparing bytes takes a tenth of the time of comparing arrays.
         if self._points or self._known or failed.tobytes() != self._failed.tobytes():
             yield from self._judge(now, served - self._served, failed - self._failed, pool)
-        if self._outliers.due(now):
+        if self.outliers.due(now):
             yield from self._compare(now, pool)
         if self._known:
             yield from self._advance(now, pool)
@@ -172,7 +182,7 @@ class Ejections:
             del self._points[slot]
         for slot, tried in self._known.items():
             if tried.on_trial and served[slot] > 0:
-                if slot in self._outliers.accused:
+                if slot in self.outliers.accused:
                     tried.answered_at = now  # the next `look` finds out whether the answer has failed
                     continue
                 self._return(slot, now)
@@ -190,7 +200,7 @@ class Ejections:
 
     def _compare(self, now: float, pool: Mapping[int, Scraped]) -> Iterator[tuple[int, Step]]:
         """Ejects outliers, ends their trials, and marks failing endpoints."""
-        outliers = self._outliers
+        outliers = self.outliers
         out = {slot for slot, known in self._known.items() if known.ejected}
         for slot, cause, why in outliers.look(now, lambda: _by_pool(pool, out)):
             if self._may_eject(slot, pool):
@@ -224,7 +234,7 @@ class Ejections:
         known = self._known[slot]
         known.ejected, known.flags, known.until = False, 0, now + CALM_S
         known.cause, known.why = cause, why
-        self._outliers.acquit(slot)
+        self.outliers.acquit(slot)
 
     def _eject(self, slot: int, now: float, cause: str, why: str) -> None:
         known = self._known.setdefault(slot, Ejected())
@@ -239,7 +249,7 @@ class Ejections:
         for slot, known in list(self._known.items()):
             if now < known.until:
                 continue
-            accused = self._outliers.accused.get(slot)
+            accused = self.outliers.accused.get(slot)
             if not known.ejected:
                 del self._known[slot]
             elif accused is not None and accused.innocent:

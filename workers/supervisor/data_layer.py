@@ -85,8 +85,9 @@ class DataLayer:
         report: Callable[..., None],
         *,
         sink_of: Callable[[EndpointTable], Callable[[Instance], Sink]],
+        earlier: "DataLayer | None" = None,
     ) -> None:
-        """`area`: the area of the supervisor.
+        """`area`: the area of the supervisor. `earlier`: the data layer that this one replaces.
 
         `sink_of`: takes the table, and returns a pool's sink, which gets the results of the first data source and passes them on to the
         table.
@@ -101,11 +102,12 @@ class DataLayer:
         self._writer = writer = TableWriter(instance.layout.table, instance.memory.table)
         self._documents = DocumentWriter(instance.layout.documents, instance.memory.documents)
         self._repaired(writer.overwritten, self._documents.repair(), report)
-        self.ejections = Ejections(
+        self.ejections: Ejections = Ejections(
             lambda: areas.outcomes(writer.used),
             areas.serving_workers,
             areas.slot_inflight,
-            Outliers(AnswersReader(instance.layout.answers, instance.memory.answers)),
+            Outliers(AnswersReader(instance.layout.answers, instance.memory.answers)) if earlier is None else earlier.ejections.outliers,
+            earlier.ejections if earlier is not None else None,
         )
         furthers: Shared[FurtherPages] = Shared()
         scrapers: Shared[Scraper] = Shared()

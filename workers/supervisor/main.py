@@ -270,11 +270,11 @@ class Supervisor:
         self.data.publish_counts()
         self._of_data.close()
         self._of_data = contextlib.ExitStack()
-        self.data = self._data_layer(self.data.table.index)
+        self.data = self._data_layer(self.data.table.index, self.data)
         self.data.start(self._of_data)
 
-    def _data_layer(self, index: IndexOwners) -> DataLayer:
-        return DataLayer(self.instance, self.area, index, report, sink_of=self._sink_of)
+    def _data_layer(self, index: IndexOwners, earlier: DataLayer | None = None) -> DataLayer:
+        return DataLayer(self.instance, self.area, index, report, sink_of=self._sink_of, earlier=earlier)
 
     def _told(self) -> Told:
         """Returns the data of the live state that are not in shared memory."""

@@ -31,11 +31,15 @@ class World:
         self.pool: dict[int, Any] = {slot: Server() for slot in range(size)}
         self.workers = [1, 2]
         self.inflight = dict.fromkeys(range(size), 0)
-        self.ejections = Ejections(
+        self.ejections = self.made(None)
+
+    def made(self, earlier: Ejections | None) -> Ejections:
+        return Ejections(
             lambda: (self.served[: self.used].copy(), self.failed[: self.used].copy()),
             lambda: self.workers,
             self.inflight.__getitem__,
-            no_answers(size + 2),
+            no_answers(self.used),
+            earlier,
         )
 
     def sweep(self, seconds: float = TICK_S) -> list[tuple[int, Step]]:
@@ -184,6 +188,21 @@ def test_a_slot_that_another_endpoint_takes_is_not_ejected() -> None:
     assert w.fail() == [], "earlier failures do not count"
     w.failed[9] += 99
     assert w.sweep() == [], "a slot without an endpoint"
+
+
+def test_a_successor_continues_with_the_ejections_of_the_slots_that_it_adopts() -> None:
+    w = World()
+    for slot in (0, 1, 2):
+        w.fail(slot), w.fail(slot)
+    w.ejections = w.made(w.ejections)
+    assert (w.out(), w.ejections.total) == ([], 0)
+    w.ejections = w.made(w.ejections)
+    w.ejections.adopt(0)
+    w.ejections.forget(1)
+    w.ejections.adopt(1)
+    assert w.out() == [0], "slot 1 has another endpoint, and slot 2 none"
+    assert w.sweep(BACK_OFF_S) == [(0, Step.TRIAL)]
+    assert w.serve() == [(0, Step.RETURNED)]
 
 
 @given(st.lists(st.tuples(st.integers(0, 6), st.sampled_from(["fail", "serve", "wait"])), max_size=120))

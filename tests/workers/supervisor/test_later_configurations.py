@@ -14,12 +14,13 @@ from epp.config.load import load
 from epp.config.written import KeySource, TenantsEntry
 from epp.endpoints.label_selectors import of_labels
 from shm.prefix_index import IndexReader
+from shm.table import EJECTED
 from tests.waiting import until
 from tests.workers.instances import made
 from tests.workers.supervisor.supervising import file_config, killed, page, run, supervised
 from workers.process.generations import Bundle, TrialResult
 from workers.process.instance import Instance
-from workers.shared.ejection import Ejections
+from workers.shared.ejection import POINTS_TO_EJECT, Ejections
 from workers.shared.index_limits import IndexLimits
 from workers.supervisor import config_watch, main
 from workers.supervisor.config_watch import ConfigWatch
@@ -34,6 +35,7 @@ from workers.supervisor.main import Supervisor
 ENDPOINT = "- {{name: {name}, address: 127.0.0.1, port: {port}}}\n"
 BLOCKS = np.array([11 << 32 | 5, 12 << 32 | 6], dtype=np.uint64)
 FLOW = "featureGates: [flowControl]\nplugins: [{type: queue-scorer}]\n"
+SOURCE = "- {type: metrics-data-source, parameters: {port: 1}}\n"
 PLAIN = "plugins: [{type: queue-scorer}]\n"
 
 
@@ -127,6 +129,33 @@ def test_nothing_keeps_the_data_layer_that_a_reload_has_replaced(tmp_path: Path)
                     assert (await page(instance, "/metrics"))[0] == 200
                 assert id(supervisor.data) != replaced
                 await until(lambda: [now - then for now, then in zip(alive(), before, strict=True)] == one, "freed")
+
+    run(scenario)
+
+
+def test_a_reload_with_other_data_sources_takes_no_ejection_back(tmp_path: Path) -> None:
+    path = tmp_path / "endpoints.yaml"
+    first = file_config(path)
+    endpoints_file(path, a=1, b=2)
+
+    async def scenario() -> None:
+        with made(tmp_path, first, endpoints="") as instance:
+            instance.begin(bundle(instance, first, 1))
+            async with supervised(instance) as supervisor:
+                slot = supervisor.data.table.handles()[0].slot
+                failed = instance.memory.areas.area(1).failed
+
+                def ejected() -> bool:  # failures before the first look at a slot do not count
+                    failed[slot] += POINTS_TO_EJECT
+                    return supervisor.data.ejections.count() == 1
+
+                await until(ejected)
+                replaced = supervisor.data
+                await reloaded(supervisor, first.replace("- type: queue-scorer\n", f"- type: queue-scorer\n{SOURCE}", 1))
+                await until(lambda: len(supervisor.data.table) == 2, "the endpoints stay")
+                assert (await page(instance, "/metrics"))[0] == 200  # by now, the endpoints file is followed again
+                assert supervisor.data is not replaced
+                assert [supervisor.data.ejections.flags(each) & EJECTED for each in (slot, 1 - slot)] == [EJECTED, 0]
 
     run(scenario)
 

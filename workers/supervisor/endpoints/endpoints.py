@@ -287,7 +287,6 @@ class EndpointTable:
                 break
             del self._waiting[spec.identity]
             self._members[spec.identity] = self.by_slot[member.handle.slot] = member
-            self._ejections.forget(member.handle.slot)
             member.target = self._scrapers[spec.pool].add(member, member.handle.slot, *self._readings[spec.pool].scrape_of(spec))
             for pages in self._readings[spec.pool].further:
                 pages.add(member, member.handle.slot, spec)
@@ -305,6 +304,7 @@ class EndpointTable:
         scraped = state in (State.FRESH, State.STALE)
         member.health = self._freshness.adopt(member, scraped=scraped, down=down, now=self._now)
         member.condition = Condition.DOWN if down else Condition.FRESH if scraped else Condition.UNKNOWN
+        self._ejections.adopt(record.slot)
         self._log.add(Kind.TAKEN_OVER, Change(*shown(spec), member.condition))
         return member
 
@@ -317,6 +317,7 @@ class EndpointTable:
         member = Member(spec, handle, owner)
         member.health, member.since = self._freshness.add(member), self._now
         self._draining.ended(handle.slot, self._now)
+        self._ejections.forget(handle.slot)
         self._log.add(Kind.APPEARED, Change(*shown(spec)))
         return member
 
