@@ -40,6 +40,7 @@ FREE_AFTER_S: Final = 1.0  # time from the last change until the memory of ended
 FREE_AT: Final = 8  # this number of ended configurations is freed even while further changes follow
 AGAIN_S: Final = 10.0
 LOAD_S: Final = 5.0  # a load takes tens of milliseconds; after this time, a load whose plugin hangs is given up
+STILL: Final = "the last attempt to load the configuration has not ended: a constructor of a plugin hangs"
 
 log = structlog.get_logger()
 
@@ -60,16 +61,22 @@ class Loading:
     ) -> None:
         """`instance`: any instance of this picker. `then` is called once, after LOAD_S at the latest. `number`: the number of the
         configuration that `load` loads; 0 for the configuration in force.
+
+        While an earlier attempt to load this configuration hangs, the attempt fails at once.
         """
         self.number = number or instance.generations.number
         self._instance = instance
         self._load = load
         self._then = then
         self._loop = asyncio.get_running_loop()
-        self._timer = self._loop.call_later(LOAD_S, self._late)
         self._switch_s = sys.getswitchinterval()
+        thread = f"load {self.number} of pool {instance.pool or 0}"
+        if any(each.name == thread for each in threading.enumerate()):  # otherwise each attempt would leave a thread
+            self._timer: asyncio.Handle = self._loop.call_soon(self._done, TimeoutError(STILL))
+            return
+        self._timer = self._loop.call_later(LOAD_S, self._late)
         sys.setswitchinterval(SWITCH_S)
-        threading.Thread(target=self._run, name="load", daemon=True).start()
+        threading.Thread(target=self._run, name=thread, daemon=True).start()
 
     def _run(self) -> None:
         found: Instance | BaseException

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import threading
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -13,9 +14,9 @@ from shm.segment import Region
 from tests.fakes import FakePool, candidates
 from tests.modes import interpreted_only
 from tests.pair import Pair
-from tests.waiting import turns
+from tests.waiting import turns, until
 from workers.process.layout import CANDIDATE, GENERATION
-from workers.worker.adoption import AGAIN_S, FREE_AFTER_S, FREE_AT, Adoption
+from workers.worker.adoption import AGAIN_S, FREE_AFTER_S, FREE_AT, Adoption, Loading
 
 STALL_S = 1000.0  # longer than this machine may stand still
 
@@ -108,6 +109,36 @@ def test_a_configuration_that_cannot_be_used_and_stays_in_force_is_tried_again_a
 
     asyncio.run(change())
     assert refused == [2] * 4
+
+
+def test_while_a_constructor_hangs_further_attempts_fail_without_a_thread_of_their_own() -> None:
+    released, begun = threading.Event(), threading.Semaphore(0)
+    found: list[object] = []
+
+    def hangs(_instance: object) -> Any:
+        begun.release()
+        released.wait()
+        return "loaded"
+
+    async def attempts() -> None:
+        instance = cast("Any", SimpleNamespace(generations=SimpleNamespace(number=7), pool=None))
+        first = Loading(instance, lambda _, result: found.append(result), load=hangs)
+        await asyncio.to_thread(begun.acquire)
+        first._late()
+        for _ in range(3):
+            Loading(instance, lambda _, result: found.append(result), load=hangs)
+            await turns(2)
+        assert [type(each) for each in found] == [TimeoutError] * 4
+        assert not begun.acquire(blocking=False)
+        Loading(instance, lambda _, result: found.append(result), number=8, load=lambda _instance: cast("Any", "another"))
+        await until(lambda: len(found) == 5)
+        released.set()
+        await until(lambda: not any(each.name.startswith("load ") for each in threading.enumerate()))
+        Loading(instance, lambda _, result: found.append(result), load=hangs)
+        await until(lambda: len(found) == 6)
+
+    asyncio.run(attempts())
+    assert found[4:] == ["another", "loaded"]
 
 
 @interpreted_only("replaces the part that loads")
