@@ -15,6 +15,7 @@ import msgspec
 
 from epp.config.effective import EffectiveConfig
 from epp.config.findings import WHOLE, ConfigError
+from epp.plugin import foreign
 from shm.segment import SegmentError
 from workers.cli.configuration import STDIN, check_endpoints, check_objects, findings_text, load_config, plugin_files, read_given
 from workers.cli.flags import BadConfiguration
@@ -106,6 +107,7 @@ def tried(instance: Instance, attempt: Attempt) -> TrialResult:
         share=ask.share,
         keys=config.key_texts,
         pool=options.pool_name if instance.pool is not None else "",
+        foreign=tuple(name for name, each in config.pipeline.plugins.items() if foreign(type(each))),
     )
     if instance.pool is not None:
         check_fit(instance, config)

@@ -4,11 +4,14 @@ A request that has ended two workers is refused (`workers.shared.query_of_death`
 ended two workers is taken out of service (`workers.shared.pool_crashes`).
 """
 
+import contextlib
 import time
+from collections.abc import Iterator
 
 import structlog
 
 from workers.host.exit_codes import ExitCode
+from workers.process.generations import GenerationLost
 from workers.process.instance import Instance
 from workers.process.pool_views import assigned_view, present
 from workers.shared.documents import EMPTY
@@ -50,7 +53,7 @@ class Culprits:
             return None
         view = present(self._instance).pools[found.pool]
         name, number = view.options.pool_name, view.number_in_force
-        plugin = named(found.mark, view.config.pipeline.plugins)
+        plugin = named(found.mark, _plugins(view))
         more = {"plugin": plugin} if plugin else {}
         log.error("a worker ended while it worked for a pool", child=child, pool=name, **more)
         if self._crashes.crashed(found, name, number, deciding, time.monotonic()):
@@ -65,3 +68,11 @@ class Culprits:
             return
         for pool in [pool for pool, name in self._crashes.seen.items() if names.get(pool, EMPTY).name != name]:
             self._crashes.renamed(pool)
+
+
+def _plugins(view: Instance) -> Iterator[str]:
+    """Returns the names of the plugins of a pool: of the configuration of its start, and of later ones, which the parent does not load."""
+    yield from view.config.pipeline.plugins
+    for later in (view.generations.current, view.generations.candidate):
+        with contextlib.suppress(GenerationLost):
+            yield from later().foreign

@@ -61,7 +61,8 @@ class Bundle(msgspec.Struct, frozen=True, array_like=True):
     pools (`workers.process.pool_list`).
 
     `followed`: whether the configuration was read from the files that the picker follows. False for a candidate, and for an earlier
-    configuration that is in force again. `share`: which requests the configuration decides while it is a candidate.
+    configuration that is in force again. `share`: which requests the configuration decides while it is a candidate. `foreign`: the names of
+    its foreign plugins, for a parent that has not loaded it.
     """
 
     number: int
@@ -76,6 +77,7 @@ class Bundle(msgspec.Struct, frozen=True, array_like=True):
     keys: dict[str, str] = {}
     pool: str = ""
     pool_list: dict[int, Listed] | None = None
+    foreign: tuple[str, ...] = ()
 
     @property
     def given(self) -> Given:

@@ -15,11 +15,14 @@ from epp.config.load import load
 from epp.decision.decide import schedule
 from epp.points.base import REGISTERED
 from tests.fakes import FakeServices, candidates, endpoints, request
+from tests.workers.instances import made
 from workers.cli import main
 from workers.cli.configuration import load_config
 from workers.cli.flags import BadConfiguration
 from workers.cli.serve_options import serve_options
+from workers.cli.trial import tried
 from workers.host.options import Options
+from workers.process.generations import Attempt
 
 FOLDER = Path(__file__).parents[3] / "deploy" / "plugins"
 TEXT = "plugins: [{type: same-zone-scorer}]\n"
@@ -45,8 +48,8 @@ def zones(*names: str) -> Candidates:
     """Endpoints that differ only in their zones."""
     plain = candidates({"waiting_requests": [0] * len(names)}).snapshot
     endpoint_list = EndpointList(endpoints(len(names), [{"zone": name} for name in names]))
-    made = Snapshot(endpoint_list, {}, fresh=plain.fresh, known=plain.known, down=plain.down, inflight_at_scrape=plain.inflight_at_scrape)
-    return Candidates(made, plain.inflight_at_scrape)
+    zoned = Snapshot(endpoint_list, {}, fresh=plain.fresh, known=plain.known, down=plain.down, inflight_at_scrape=plain.inflight_at_scrape)
+    return Candidates(zoned, plain.inflight_at_scrape)
 
 
 def test_the_example_is_short() -> None:
@@ -57,8 +60,16 @@ def test_the_example_is_short() -> None:
 def test_the_example_routes_to_the_zone_of_the_request(zone: str) -> None:
     config = load_config(Options(config_text=TEXT, endpoints="h:1", plugin_path=str(FOLDER)))
     config.pipeline.start(FakeServices())  # type: ignore[arg-type]
-    made = schedule(config.pipeline, request(headers={"x-zone": zone}), zones("a", "b", "c"))
-    assert [endpoint.labels["zone"] for endpoint in made.targets] == [zone]
+    decision = schedule(config.pipeline, request(headers={"x-zone": zone}), zones("a", "b", "c"))
+    assert [endpoint.labels["zone"] for endpoint in decision.targets] == [zone]
+
+
+def test_a_trial_tells_the_names_of_foreign_plugins(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("plugins: [{type: same-zone-scorer, name: mine}, {type: queue-scorer}]")
+    with made(tmp_path, config_file=str(file), plugin_path=str(FOLDER), endpoints="127.0.0.1:1") as instance:
+        bundle = tried(instance, Attempt(1, 2, instance.layout.names)).bundle
+    assert bundle is not None and bundle.foreign == ("mine",)
 
 
 def test_check_plugins_and_schema_accept_the_types_of_the_folder() -> None:
