@@ -50,14 +50,14 @@ Size = tuple[int, int]
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """Parameters of the estimate. A number of 0 or less means the default."""
+    """Parameters of the estimate. The description of each number says what 0 or less means."""
 
 
 class Resolution(Settings, frozen=True):
     """Width and height in pixels.
 
-    width: Pixels.
-    height: Pixels.
+    width: Pixels; 0 or less means 640.
+    height: Pixels; 0 or less means 360.
     """
 
     width: int = 0
@@ -70,7 +70,7 @@ class Resolution(Settings, frozen=True):
 class Static(Settings, frozen=True):
     """The same number of tokens for every image.
 
-    static_token: Tokens of an image.
+    static_token: Tokens of an image; 0 or less means 1.
     """
 
     static_token: int = 0
@@ -79,7 +79,7 @@ class Static(Settings, frozen=True):
 class StaticFrame(Settings, frozen=True):
     """The same number of tokens for every frame.
 
-    num_tokens_per_frame: Tokens of a frame.
+    num_tokens_per_frame: Tokens of a frame; 0 or less means 1.
     """
 
     num_tokens_per_frame: int = 0
@@ -88,7 +88,7 @@ class StaticFrame(Settings, frozen=True):
 class Dynamic(Settings, frozen=True):
     """A number of tokens in proportion to the size: width * height / factor.
 
-    factor: Pixels per token.
+    factor: Pixels per token; 0 or less means 1024.
     """
 
     factor: int = 0
@@ -133,8 +133,8 @@ class FrameTokens(Settings, frozen=True):
 class Sampled(Settings, frozen=True):
     """A model that takes a number of frames per second, and then merges several frames into one.
 
-    sample_fps: Frames that are taken per second.
-    temporal_patch_size: Frames that are merged into one.
+    sample_fps: Frames that are taken per second; 0 or less means 2.
+    temporal_patch_size: Frames that are merged into one; 0 or less means 1.
     """
 
     sample_fps: float = msgspec.field(default=0.0, name="sampleFPS")
@@ -144,8 +144,8 @@ class Sampled(Settings, frozen=True):
 class Strided(Settings, frozen=True):
     """A model that takes every n-th frame of the video.
 
-    default_source_fps: Frames per second of a video if no header of the request gives the number.
-    frame_stride: The n of "every n-th frame".
+    default_source_fps: Frames per second of a video if no header of the request gives the number; 0 or less means 24.
+    frame_stride: The n of "every n-th frame"; 0 or less means 1.
     """
 
     default_source_fps: float = msgspec.field(default=0.0, name="defaultSourceFPS")
@@ -157,8 +157,8 @@ class Frames(Settings, frozen=True):
 
     mode: `sampled` (also if empty): duration * sampleFPS, limited to minFrames and maxFrames, then divided by temporalPatchSize. `strided`:
         duration * frames per second of the video / frameStride, limited to minFrames and maxFrames.
-    min_frames: The fewest frames.
-    max_frames: The most frames. With 0 or less, there is no limit.
+    min_frames: The fewest frames; 0 or less means no limit.
+    max_frames: The most frames; 0 or less means no limit.
     sampled: The numbers of the mode `sampled`.
     strided: The numbers of the mode `strided`.
     """
@@ -187,10 +187,10 @@ class Video(Settings, frozen=True):
     Request headers may tell the video's size, duration and frames per second.
 
     default_resolution: The size of a video if no header of the request tells the size.
-    default_duration: The duration of a video, in seconds, if no header of the request tells the duration.
+    default_duration: The duration of a video, in seconds, if no header of the request tells the duration; 0 or less means 10.
     tokens_per_frame: How many tokens a frame counts.
     frames: How many frames count.
-    max_video_tokens: The most tokens that a video counts. With 0 or less, there is no limit.
+    max_video_tokens: The most tokens that a video counts; 0 or less means no limit.
     """
 
     default_resolution: Resolution = Resolution()

@@ -1,6 +1,7 @@
 """The token producer: the estimate, and the prefix producer with tokens."""
 
 import base64
+import re
 import struct
 from typing import Any
 
@@ -15,7 +16,7 @@ from epp.candidates import Candidates
 from epp.decision.decision import Decision, ProfileRun
 from epp.plugin import NoParams
 from epp.plugins.parsers.openai import OpenAI
-from epp.plugins.producers._estimate import ITEM_TOKENS_MAX, TOKENS_MAX, image_size
+from epp.plugins.producers._estimate import ITEM_TOKENS_MAX, TOKENS_MAX, Settings, image_size
 from epp.plugins.producers.approx_prefix import ApproximatePrefix
 from epp.plugins.producers.tokenizer import ESTIMATED, Tokens
 from epp.prefix.match import APPROXIMATE, prefix_match
@@ -181,6 +182,8 @@ def test_no_image_header_breaks_the_estimate(data: bytes) -> None:
         ({}, 225),
         ({"mode": "static", "static": {"staticToken": 99}}, 99),
         ({"mode": "static"}, 1),
+        ({"mode": "static", "static": {"staticToken": -5}}, 1),
+        ({"dynamic": {"factor": -1}, "defaultResolution": {"width": -1, "height": -1}}, 640 * 360 // 1024),
         ({"dynamic": {"factor": 256}}, 900),
         ({"defaultResolution": {"width": 1024, "height": 10}}, 10),
         ({"defaultResolution": {"width": 1, "height": 1}}, 1),
@@ -204,6 +207,9 @@ def test_image_parameters_determine_the_tokens_of_an_image(image: dict[str, obje
         ({"frames": {"mode": "strided", "strided": {"frameStride": 24}}}, {"x-llm-d-video-fps": "48"}, 20 * 225),
         ({"frames": {"mode": "strided", "minFrames": 500}, "maxVideoTokens": 1000}, {}, 1000),
         ({"tokensPerFrame": {"mode": "static", "static": {"numTokensPerFrame": 5}}}, {}, 100),
+        ({"tokensPerFrame": {"mode": "static", "static": {"numTokensPerFrame": -5}}}, {}, 20),
+        ({"frames": {"minFrames": -1, "maxFrames": -1, "sampled": {"sampleFPS": -1, "temporalPatchSize": -1}}}, {}, 10 * 2 * 225),
+        ({"frames": {"mode": "strided", "strided": {"defaultSourceFPS": -1, "frameStride": -1}}, "maxVideoTokens": -1}, {}, 240 * 225),
         ({"defaultDuration": 1.6}, {}, 3 * 225),
         ({}, {"x-llm-d-video-duration-seconds": "1e300"}, ITEM_TOKENS_MAX),
         ({}, {"x-llm-d-video-duration-seconds": "inf", "x-llm-d-video-fps": "nan"}, 20 * 225),
@@ -215,6 +221,14 @@ def test_video_parameters_and_request_headers_determine_the_tokens_of_a_video(
     r = chat([{"type": "video_url", "video_url": {"url": "https://a/b.mp4"}}])
     r.headers = headers
     assert only(tokens(made(estimate={"video": video}), r))[1][0].length == count
+
+
+def test_the_description_of_each_number_of_the_estimate_says_what_0_or_less_means() -> None:
+    parts = Settings.__subclasses__()
+    numbers = [(part, field.name) for part in parts for field in msgspec.structs.fields(part) if field.type in (int, float)]
+    assert numbers
+    for part, name in numbers:
+        assert re.search(rf"\n    {name}: [^\n]*; 0 or less means (no limit|[0-9]+)\.\n", part.__doc__ or ""), (part, name)
 
 
 def test_the_media_tokens_of_one_request_are_bounded() -> None:
