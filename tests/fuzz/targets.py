@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import Final
 
 from tests.fuzz.body_targets import BODIES, GZIP, REWRITE
+from tests.fuzz.peer_targets import KV_EVENTS, REPLICAS
 from tests.fuzz.stream_targets import EXT_PROC
 from tests.fuzz.target import Target
 from tests.fuzz.text_targets import ANSWERS, BUS, CONFIG, PAGES, USAGE
 from tests.fuzz.wire_targets import GRPC, HPACK, HTTP2
 
 TARGETS: Final[Mapping[str, Target]] = {
-    target.name: target for target in (HTTP2, HPACK, GRPC, EXT_PROC, BODIES, REWRITE, GZIP, USAGE, PAGES, ANSWERS, BUS, CONFIG)
+    target.name: target
+    for target in (HTTP2, HPACK, GRPC, EXT_PROC, BODIES, REWRITE, GZIP, USAGE, PAGES, ANSWERS, BUS, KV_EVENTS, REPLICAS, CONFIG)
 }
 CORPUS: Final = Path(__file__).parent / "corpus"
 
