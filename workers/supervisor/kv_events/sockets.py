@@ -1,9 +1,8 @@
 """ZeroMQ sockets for one event stream: the subscription, its monitor, and the socket that asks for missed messages.
 
-A subscription pings its publisher, and the kernel ends a connection on which a ping is not acknowledged. So the loss of a connection that
-is cut silently is noticed in less than a second. ZeroMQ itself must not wait for answers to its pings (HEARTBEAT_TIMEOUT is 0). It reads no
-answers while a socket is full. With a time-out, it would then drop the connection of a healthy publisher, and abort the process when the
-socket is read again (https://github.com/zeromq/libzmq/issues/3937).
+The kernel probes idle connections (TCP keepalive), and ends a connection on which nothing is acknowledged for UNACKNOWLEDGED_MS. So the
+loss of a connection that is cut silently is noticed in 3 seconds. ZeroMQ must send no pings (HEARTBEAT_IVL): while a socket is full, it
+reads no answers. If the publisher is lost meanwhile, the next ping aborts the process (https://github.com/zeromq/libzmq/issues/3937).
 
 A message above FRAME_BYTES_MAX ends the connection. ZeroMQ takes the sender for a peer that breaks the protocol, and never connects to this
 peer again. It does not report this, but after every other loss it reports at once that it will try again. Such a subscription is replaced
@@ -25,7 +24,7 @@ from epp.prefix.kv_events import PAYLOAD_BYTES_MAX, REPLAY_END, SEQUENCE_BYTES, 
 RECEIVED_MAX: Final = 256  # limit for messages that wait in a subscription
 REPLAYED_MAX: Final = 20_000  # limit for messages that wait in a replay: twice what engines keep
 RECONNECT_MS, RECONNECT_MAX_MS = 100, 1000
-PING_MS, UNACKNOWLEDGED_MS = 250, 600
+PROBE_S, UNACKNOWLEDGED_MS = 1, 3000
 MESSAGES_PER_TURN: Final = 256
 TURN_S: Final = 0.02  # limit for reading one socket in one turn; the last message may take longer
 SOCKETS_PER_ENDPOINT: Final = 4  # the subscription, both ends of its monitor, the replay
@@ -64,8 +63,9 @@ class Subscription:
         try:
             for option, value in (
                 (zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS),
-                (zmq.HEARTBEAT_IVL, PING_MS),
-                (zmq.HEARTBEAT_TIMEOUT, 0),
+                (zmq.TCP_KEEPALIVE, 1),
+                (zmq.TCP_KEEPALIVE_IDLE, PROBE_S),
+                (zmq.TCP_KEEPALIVE_INTVL, PROBE_S),
                 (zmq.TCP_MAXRT, UNACKNOWLEDGED_MS),
             ):
                 self.socket.setsockopt(option, value)
