@@ -388,6 +388,7 @@ class _Pools:
         for known, other in earlier:
             # An author may put a special case before a general one on purpose.
             if other.pool != each.pool and known.meets(pattern) and not pattern.fits(other.text):
-                why = f"the {kind} {each} can match what {other} in line {other.place.line} matches, which then gets the request"
+                both = f"the {kind} {each} can match what {other} in line {other.place.line} matches"
+                why = f"{both}; pool '{other.pool}' then gets the request, because it is listed first"
                 self._findings.warning(each.place, "two-matchers", why)
                 return

@@ -127,8 +127,8 @@ def test_very_many_mistakes_end_soon() -> None:
         ("{name: a, models: [phi-*]}, {name: b, models: [qwen-*]}", ""),
         (
             "{name: a, models: [phi-*]}, {name: b, models: ['*-mini']}",
-            "pools.yaml:1:56: warning[two-matchers]: the model '*-mini' of pool 'b' can match what 'phi-*' of pool 'a' in line 1 matches, "
-            "which then gets the request",
+            "pools.yaml:1:56: warning[two-matchers]: the model '*-mini' of pool 'b' can match what 'phi-*' of pool 'a' in line 1 matches; "
+            "pool 'a' then gets the request, because it is listed first",
         ),
         (
             "{name: a, port: 1}, {name: b}",
