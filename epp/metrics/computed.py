@@ -64,6 +64,11 @@ CERTIFICATE_EXPIRY = gauge(
     "The end of the certificate that the port shows, in seconds since the epoch; with several workers, the earliest end.",
     "port",
 )
+CERTIFICATE_SOON = gauge(
+    "certificate_expires_soon",
+    "1 if less than a week is left of the certificate that the port shows, and less than a fifth of its validity; else 0.",
+    "port",
+)
 SERIES_USED = gauge("series_blocks_used", "Label tuples that the worker has in one table of labelled metrics.")
 SERIES_OVERFLOW = counter(
     "series_overflow_total", "How often labels were counted as `other` because there was no room, in one table of labelled metrics."

@@ -30,6 +30,7 @@ OF_THE_PAGE = {  # labels of metrics that are computed at the time of a scrape
 
 WITHOUT_A_PANEL = {  # metric -> why
     "info": "its value is always 1",
+    "certificate_expires_soon": "the panel of the ends of certificates shows when, and an alert uses it",
     "kv_cache_events_pool_capacity": "it is 1 while the picker reads events",
 }
 

@@ -41,7 +41,9 @@ POLL_S = 1.0
 # After how many checks files that failed are read again. Not at each check, because reading a pair blocks a worker for 1 ms.
 RETRY_POLLS = 10
 DAY_S = 86_400.0
+# A certificate expires soon if less than this is left, and less than this share of its validity: one for a day is renewed each day.
 WARNED_BEFORE_S = 7 * DAY_S
+WARNED_SHARE = 0.2
 CIPHERS_13 = ("TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256")  # always on, as in Go
 CIPHERS = {  # TLS 1.2 suites by their IANA names
     f"TLS_{exchange}_WITH_{iana}": f"{exchange.replace('_', '-')}-{openssl}"
@@ -53,8 +55,13 @@ CIPHERS = {  # TLS 1.2 suites by their IANA names
     )
 }
 Signature = tuple[tuple[int, ...] | None, ...]
+Say = Callable[[float, float], None]
 
 log = structlog.get_logger()
+
+
+def _say_nothing(_until: float, _soon_at: float) -> None:
+    """Does nothing."""
 
 
 class CurrentContext(ssl.SSLContext):
@@ -84,7 +91,7 @@ class Certificates:
         self._polls_left = 0  # checks until the next try of files that failed
         self._warned_at = -math.inf
         self._speaks = True
-        self._say_until: Callable[[float], None] = lambda _until: None
+        self._say: Say = _say_nothing
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -92,15 +99,20 @@ class Certificates:
         """Returns when the certificate in use becomes invalid, in seconds since the epoch."""
         return self._valid_until
 
-    def follow(self, loop: "asyncio.AbstractEventLoop", *, speaks: bool, say_until: Callable[[float], None] = lambda _until: None) -> None:
+    @property
+    def soon_at(self) -> float:
+        """Returns from when on the certificate in use expires soon, in seconds since the epoch."""
+        return self._valid_until - min(WARNED_BEFORE_S, WARNED_SHARE * max(0.0, self._valid_until - self._valid_from))
+
+    def follow(self, loop: "asyncio.AbstractEventLoop", *, speaks: bool, say: Say = _say_nothing) -> None:
         """In a child, before it serves: starts to check the files once per second.
 
-        `speaks`: whether this process logs; True in one process only, because all of them see the same change. `say_until`: called with
-        `valid_until` at once and after each replacement of the certificate.
+        `speaks`: whether this process logs; True in one process only, because all of them see the same change. `say`: called with
+        `valid_until` and `soon_at` at once and after each replacement of the certificate.
         """
         self._speaks = speaks
-        self._say_until = say_until
-        say_until(self._valid_until)
+        self._say = say
+        say(self._valid_until, self.soon_at)
         if self._reload and (files := signature(self._settings.files)) != self._loaded:
             self._seen = files
         self._turn(loop)
@@ -144,7 +156,7 @@ class Certificates:
             return
         self.material, self.context.current = material, context
         self._valid_from, self._valid_until, self._warned_at = valid_from, valid_until, -math.inf
-        self._say_until(valid_until)
+        self._say(valid_until, self.soon_at)
         self._log(log.info, "certificate replaced", files=self._names(), not_after=iso(valid_until))
 
     def _check_validity(self, valid_from: float, valid_until: float, now: float) -> None:
@@ -157,7 +169,7 @@ class Certificates:
             )
 
     def _watch_validity(self, now: float) -> None:
-        if self._valid_from <= now < self._valid_until - WARNED_BEFORE_S or 0.0 <= now - self._warned_at < DAY_S:
+        if self._valid_from <= now < self.soon_at or 0.0 <= now - self._warned_at < DAY_S:
             return
         self._warned_at = now
         if now >= self._valid_until:

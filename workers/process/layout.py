@@ -90,6 +90,8 @@ LEADS_UNTIL: Final = "leads_until_ms"
 LEAVING: Final = "leaving"
 # Gauge of a worker: the end of its certificate's validity in seconds since the epoch, or 0 without a certificate
 CERTIFICATE_UNTIL: Final = "certificate_until_s"
+# Gauge of a worker: from when on its certificate expires soon, in seconds since the epoch
+CERTIFICATE_SOON: Final = "certificate_soon_s"
 # Gauge of a worker and of the supervisor: the number of the configuration that the process uses. If the picker has
 # several pools, this gauge is for the list of pools, and each pool has its own gauge (`gauge_of_pool`)
 GENERATION: Final = "config_generation"
@@ -114,6 +116,7 @@ OWN_GAUGES: Final = (
     LEADS_UNTIL,
     LEAVING,
     CERTIFICATE_UNTIL,
+    CERTIFICATE_SOON,
     query_of_death.DECIDING,
     pool_crashes.RUNNING,
     pool_crashes.LOADING,

@@ -23,7 +23,7 @@ from shm.areas import SUPERVISOR_AREA, Area, Areas
 from workers.host import mapped_code
 from workers.host.exit_codes import ExitCode
 from workers.process.instance import Instance
-from workers.process.layout import CERTIFICATE_UNTIL, LOADED
+from workers.process.layout import CERTIFICATE_SOON, CERTIFICATE_UNTIL, LOADED
 from workers.process.pool_views import present
 from workers.shared.bus import BusWriter
 from workers.transport.interface import Application, Clock
@@ -80,7 +80,7 @@ class Worker:
         loop.add_signal_handler(signal.SIGINT, lambda: None)  # ignored: the parent decides when the worker ends
         loop.add_reader(self.instance.pipes.parent_pipe.reader, self._parent_gone, loop, stopping)
         if self.instance.credentials.ext_proc is not None:
-            self.instance.credentials.ext_proc.follow(loop, speaks=self.index == 0, say_until=self._publish_certificate)
+            self.instance.credentials.ext_proc.follow(loop, speaks=self.index == 0, say=self._publish_certificate)
         self.set_up(bus)
         kept = self._kept
         serving = self._serving = self._create_serving()
@@ -116,8 +116,9 @@ class Worker:
             parts = made(self.instance)
             self._adoption = Adoption(parts, self.area, self.index + 1, lambda: (each.app for each in self._serving.streams()))
 
-    def _publish_certificate(self, until: float) -> None:
-        self.area.scalars[self.area.schema.scalar[CERTIFICATE_UNTIL]] = int(until)
+    def _publish_certificate(self, until: float, soon_at: float) -> None:
+        place = self.area.schema.scalar
+        self.area.scalars[place[CERTIFICATE_UNTIL]], self.area.scalars[place[CERTIFICATE_SOON]] = int(until), int(soon_at)
 
     def woken(self, loop: asyncio.AbstractEventLoop) -> None:
         """Handles a wake-up: another process has changed its area and wants this worker to look."""

@@ -198,10 +198,15 @@ def test_only_one_of_several_processes_logs(tmp_path: Path, logged: Logged) -> N
 def test_the_end_of_the_certificate_is_published_at_the_start_and_when_it_is_replaced(tmp_path: Path) -> None:
     said: list[float] = []
 
+    def say(until: float, soon_at: float) -> None:
+        assert soon_at == certificates.soon_at
+        said.append(until)
+
+    authority = Authority()
+    certificates = followed(tmp_path, authority.pair(days=30.0))
+
     async def run() -> None:
-        authority = Authority()
-        certificates = followed(tmp_path, authority.pair(days=30.0))
-        certificates.follow(asyncio.get_running_loop(), speaks=False, say_until=said.append)
+        certificates.follow(asyncio.get_running_loop(), speaks=False, say=say)
         assert said == [certificates.valid_until]
         write_pair(tmp_path, authority.pair(days=90.0))
         look(certificates)
@@ -222,7 +227,7 @@ def test_without_reload_files_are_read_once(tmp_path: Path) -> None:
 
 
 def test_the_log_warns_once_a_day_before_and_after_a_certificate_expires(tmp_path: Path, logged: Logged) -> None:
-    certificates = Certificates(Settings(write_pair(tmp_path, Authority().pair(days=8.0))), reload=False)
+    certificates = Certificates(Settings(write_pair(tmp_path, Authority().pair(since=-60.0, days=8.0))), reload=False)
     start = time.time()
     look(certificates, 3, start)
     assert logged == []
@@ -235,16 +240,27 @@ def test_the_log_warns_once_a_day_before_and_after_a_certificate_expires(tmp_pat
 
 
 def test_a_clock_that_is_set_back_does_not_end_the_warnings(tmp_path: Path, logged: Logged) -> None:
-    certificates = Certificates(Settings(write_pair(tmp_path, Authority().pair(days=8.0))), reload=False)
+    certificates = Certificates(Settings(write_pair(tmp_path, Authority().pair(since=-60.0, days=8.0))), reload=False)
     start = time.time()
     for now in (3600.0, start + 3650 * 86_400.0, start + 2 * 86_400.0):  # a clock that begins in 1970, runs far ahead, and is then right
         look(certificates, 1, now)
     assert [event for _, event, _ in logged] == ["certificate is not valid yet", "certificate has expired", "certificate expires soon"]
 
 
+@pytest.mark.parametrize(("days", "left"), [(1.0, 0.4), (5.0, 1.2), (365.0, 7.0)])
+def test_a_certificate_that_is_valid_for_a_short_time_expires_soon_late(tmp_path: Path, logged: Logged, days: float, left: float) -> None:
+    """One that is valid for a day, and is renewed after two thirds of it, is no reason for a warning. It began a day before."""
+    certificates = Certificates(Settings(write_pair(tmp_path, Authority().pair(days=days))), reload=False)
+    assert (certificates.valid_until - certificates.soon_at) / DAY_S == pytest.approx(left, abs=0.01)
+    look(certificates, 1, certificates.soon_at - 1.0)
+    assert logged == []
+    look(certificates, 1, certificates.soon_at)
+    assert [event for _, event, _ in logged] == ["certificate expires soon"]
+
+
 def test_a_renewed_certificate_ends_the_warnings(tmp_path: Path, logged: Logged) -> None:
     authority = Authority()
-    certificates = followed(tmp_path, authority.pair(days=2.0))
+    certificates = followed(tmp_path, authority.pair(since=-60.0, days=2.0))
     look(certificates)
     write_pair(tmp_path, authority.pair(days=90.0))
     look(certificates, 3)

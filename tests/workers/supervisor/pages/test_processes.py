@@ -11,7 +11,7 @@ from tests.workers.supervisor.pages.test_metrics import World
 from workers.host.proc import ProcessUse
 from workers.process.children import EndCause
 from workers.process.instance import Instance
-from workers.process.layout import CERTIFICATE_UNTIL
+from workers.process.layout import CERTIFICATE_SOON, CERTIFICATE_UNTIL
 from workers.supervisor.pages.processes import ProcessFigures
 from workers.supervisor.pages.sections import Sections
 
@@ -25,8 +25,8 @@ def instance(tmp_path: Path) -> Iterator[Instance]:
 
 
 def world(instance: Instance, uses: dict[int, ProcessUse]) -> World:
-    instance.credentials = instance.credentials._replace(metrics=SimpleNamespace(valid_until=UNTIL + 7.0))
-    figures = ProcessFigures(instance, uses.get)
+    instance.credentials = instance.credentials._replace(metrics=SimpleNamespace(valid_until=UNTIL + 7.0, soon_at=UNTIL - 3.0))
+    figures = ProcessFigures(instance, uses.get, lambda: UNTIL - 5.0)
     return World(instance, sections=Sections(processes=figures))
 
 
@@ -81,8 +81,11 @@ def test_the_earliest_end_of_the_certificates_of_serving_workers_is_shown(instan
     assert page.value("certificate_expiry_timestamp_seconds", port="ext_proc") is None
     for ordinal, until in ((1, UNTIL + 60), (2, UNTIL)):
         areas.area(ordinal).scalars[place] = until
+        areas.area(ordinal).scalars[areas.schema.scalar[CERTIFICATE_SOON]] = until - 20
     areas.set_serving(1, True)
     assert page.value("certificate_expiry_timestamp_seconds", port="ext_proc") == UNTIL + 60
+    assert page.value("certificate_expires_soon", port="ext_proc") == 0
     areas.set_serving(2, True)
     assert page.value("certificate_expiry_timestamp_seconds", port="ext_proc") == UNTIL
     assert page.value("certificate_expiry_timestamp_seconds", port="metrics") == UNTIL + 7
+    assert [page.value("certificate_expires_soon", port=port) for port in ("ext_proc", "metrics")] == [1, 0]

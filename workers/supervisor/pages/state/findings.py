@@ -26,7 +26,6 @@ FOREIGN_SHARE: Final = 0.2  # share of the metrics pages
 FREE_BYTES_MIN: Final = 16 << 20
 BEYOND_MIN: Final = 3  # answers
 DAY_S: Final = 86_400
-EXPIRES_SOON_S: Final = 7 * DAY_S
 # Warnings about possible problems, which are no faults yet.
 ADVICE: Final = ("prefix-outweighs-load",)
 
@@ -240,7 +239,7 @@ def _host(values: Values, _endpoints: Mapping[str, Values]) -> Iterator[Finding]
 def _access(values: Values, _endpoints: Mapping[str, Values]) -> Iterator[Finding]:
     for port, until in values.get("certificates", {}).items():
         left = until - values["at"]
-        if left < EXPIRES_SOON_S:
+        if left <= 0 or port in values.get("certificates_soon", ()):
             yield Finding(
                 "certificate",
                 ERROR if left <= 0 else WARNING,

@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from epp.config.effective import EffectiveConfig
-from epp.metrics.computed import CERTIFICATE_EXPIRY, PROCESS_CPU, PROCESS_EXITS, PROCESS_MEMORY
+from epp.metrics.computed import CERTIFICATE_EXPIRY, CERTIFICATE_SOON, PROCESS_CPU, PROCESS_EXITS, PROCESS_MEMORY
 from epp.metrics.flow_control import FLOW_SATURATION
 from shm.flow_areas import WAITING
 from shm.observe import SECRET
@@ -60,11 +60,12 @@ class StateParts:
     def further(self, counters: Mapping[str, int]) -> Further:
         """Returns the parts by name, made of plain values, and why scrapes fail. `counters`: the present counters."""
         options, told = self._instance.options, self._told()
-        processes, certificates = self._by_process()
+        processes, certificates, soon = self._by_process()
         values = {
             "pool": options.pool_name,
             "processes": processes,
             "certificates": certificates,
+            "certificates_soon": soon or None,
             "recent": self._recent.increases(counters),
             "host": self._host,
             "shared_memory": _shared_memory(),
@@ -81,10 +82,13 @@ class StateParts:
         }
         return Further(values, told.troubles)
 
-    def _by_process(self) -> tuple[Mapping[str, Any], Mapping[str, int]]:
-        """Returns memory, CPU time and unexpected ends of each process, by its name; and when certificates end, by port."""
+    def _by_process(self) -> tuple[Mapping[str, Any], Mapping[str, int], list[str]]:
+        """Returns memory, CPU time and unexpected ends of each process, by its name; when certificates end, by port; and the ports with
+        certificates that expire soon.
+        """
         found: dict[str, dict[str, Any]] = {}
         certificates: dict[str, int] = {}
+        soon: list[str] = []
         for metric, _, rows in self._processes.families():
             for labels, value in rows:
                 if metric is PROCESS_MEMORY:
@@ -95,7 +99,9 @@ class StateParts:
                     found.setdefault(labels[0], {}).setdefault("exits", {})[labels[1]] = int(value)
                 elif metric is CERTIFICATE_EXPIRY:
                     certificates[labels[0]] = int(value)
-        return found, certificates
+                elif metric is CERTIFICATE_SOON and value:
+                    soon.append(labels[0])
+        return found, certificates, soon
 
     def _full_first(self) -> list[Instance]:
         """Returns up to FLOWS_SHOWN of several pools with flow control, pools with waiting requests first."""

@@ -76,7 +76,7 @@ FAULTS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "kv-replay": ({"recent": {"kv_cache_events_replays_failed_total": 2}}, {}, "2 replays without an answer"),
     "cpu-limit": ({"host": {"workers": 8, "cpus": 3}}, {}, "8 workers, 3 CPUs"),
     "shared-memory": ({"shared_memory": {"bytes": 64 << 20, "free_bytes": 3 << 20}}, {}, "3 MiB of 64 MiB"),
-    "certificate": ({"certificates": {"metrics": 100_000 + 86_400}}, {}, "1.0 days left"),
+    "certificate": ({"certificates": {"metrics": 100_000 + 86_400}, "certificates_soon": ["metrics"]}, {}, "1.0 days left"),
     "rbac": ({"access_refused": {"pods in namespace x": "not allowed to list pods"}}, {}, "not allowed to list pods"),
     "kubernetes-api": ({"access_refused": {"pods in namespace x": "the answer is not an API server's"}}, {}, "not an API server's"),
     "gateway-tls": ({"doctor": {"findings": [OF_DOCTOR]}}, {}, "no transport_socket"),
