@@ -272,7 +272,7 @@ KERNEL(careful) {
     struct range waits = range_of(costs, n), runs = range_of(ran, n);
     double each = 1.0 + point / larger(1.0, prompt);
     for (npy_intp i = 0; i < n; i++) {
-        double lacks = points - below(waits, costs[i]) - below(runs, ran[i]) + usage[i];
+        double lacks = points - below(waits, costs[i]) - below(runs, ran[i]) + usage[i] + costs[i];
         costs[i] = point * lacks + tokens[i] * each + ahead[i];
     }
 end:

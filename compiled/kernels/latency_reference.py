@@ -200,12 +200,13 @@ def careful(
     """Returns a cost per candidate, in tokens: tokens to compute + tokens ahead + `point` for each of `points` that it lacks.
 
     A candidate gets up to one point each for the shortest queue (`waiting` of `inflight`, `before` and `scraped`), for the fewest running
-    requests, and for the part of the prompt (`prompt` tokens) that it has cached. The `usage` of its KV cache takes up to one point away.
-    `outlook`: of `first_tokens`. Raises ValueError if the arrays differ in length.
+    requests, and for the part of the prompt (`prompt` tokens) that it has cached. The `usage` of its KV cache takes up to one point away,
+    and each request in its queue takes one away. `outlook`: of `first_tokens`. Raises ValueError if the arrays differ in length.
     """
     if {len(column) for column in (inflight, before, scraped, running, usage)} != {outlook.shape[1]}:
         raise ValueError("careful: the arrays differ in length")
-    lacks = points - fewest(waiting(inflight, before, scraped)) - fewest(running) + usage
+    queue = waiting(inflight, before, scraped)
+    lacks = points - fewest(queue) - fewest(running) + usage + queue
     each = 1.0 + point / max(1.0, prompt)
     costs: Floats = point * lacks + outlook[UNCACHED] * each + outlook[AHEAD]
     return costs

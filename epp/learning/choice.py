@@ -18,11 +18,12 @@ LOAD_PART: Final = 0.001  # how much the load of equal candidates may take from 
 def careful_costs(prompt: float, outlook: Floats, waiting: tuple[Floats, Floats, Floats], running: Floats, kv_usage: Floats) -> Floats:
     """Returns costs without a model, in tokens: tokens to compute, tokens ahead, and POINT_TOKENS for each point that an endpoint lacks.
 
-    An endpoint gets up to one point each for the shortest queue, the fewest running requests, a free KV cache, and a cached prompt.
+    An endpoint gets up to one point each for the shortest queue, the fewest running requests, a free KV cache, and a cached prompt. It
+    loses one for each request that waits there: if it has slots, the requests of a hot prefix would otherwise pile up where that is cached.
     `prompt`: all tokens of the prompt.
     `outlook`: from `LatencyModel.outlook`; its predictions are not used. `waiting`: the terms of the queue (`Candidates.waiting_terms`).
-    `running`, `kv_usage`: the candidates' values of these columns. The costs rank endpoints as the weights of
-    deploy/config/token-load.yaml do.
+    `running`, `kv_usage`: the candidates' values of these columns. Apart from the requests that wait, the costs rank endpoints
+    as the weights of deploy/config/token-load.yaml do.
     """
     inflight, before, scraped = waiting
     return calls.careful(POINT_TOKENS, POINTS, prompt, outlook, inflight, before, scraped, running, kv_usage)

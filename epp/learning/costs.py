@@ -23,7 +23,8 @@ class LearnedCosts:
 
     `costs`: what a choice minimises; in seconds, or in tokens if the model is not used. `why_not`: FEW or WORSE says why the model is
     not used; "" if it is used. `model`: the model at the decision. `outlook`: from `LatencyModel.outlook` for `candidates`. `waiting`: the
-    candidates that `add_waits` returned. `sent`: what the producer keeps from the decision to the end of the request.
+    candidates that compute a prefix of the prompt for another request. `sent`: what the producer keeps from the decision to the request's
+    end.
     """
 
     __slots__ = ("candidates", "costs", "model", "outlook", "sent", "waiting", "why_not")

@@ -46,14 +46,12 @@ def without_waits(outlook: Floats, waits: Sequence[Wait], now: float) -> Floats:
     return done
 
 
-def add_waits(model: LatencyModel, slots: Sequence[int], prompt: float, outlook: Floats, waits: Sequence[Wait], now: float) -> list[int]:
+def add_waits(model: LatencyModel, slots: Sequence[int], prompt: float, outlook: Floats, waits: Sequence[Wait], now: float) -> None:
     """Adds to the times and costs of an outlook what the model does not predict: waits for prefixes, and computing prefixes twice.
 
-    `prompt`: all tokens of the prompt. `slots`, `outlook`: as in `LatencyModel.outlook`. Returns the indices of the candidates where the
-    first token waits for the prefix longer than the model alone predicts.
+    `prompt`: all tokens of the prompt. `slots`, `outlook`: as in `LatencyModel.outlook`.
     """
     times, costs = outlook[TIMES], outlook[COSTS]
-    waiting: list[int] = []
     for wait in waits:
         slot = slots[wait.at]
         left = model.alone_s(slot, wait.tokens, now) - (now - wait.since)
@@ -61,10 +59,9 @@ def add_waits(model: LatencyModel, slots: Sequence[int], prompt: float, outlook:
         if left > 0.0 and later > 0.0:
             times[wait.at] += later
             costs[wait.at] += later
-            waiting.append(wait.at)
     siblings = _siblings(waits, now)
     if not siblings:
-        return waiting
+        return
     for wait in siblings:
         costs[wait.at] = times[wait.at]  # a request that waits for a prefix takes no other request's turn
     shared = max(wait.shared for wait in siblings)
@@ -73,7 +70,6 @@ def add_waits(model: LatencyModel, slots: Sequence[int], prompt: float, outlook:
         again = min(float(outlook[UNCACHED, i]) - own, shared)
         if again > 0.0:
             costs[i] += TWICE * model.speed(slot, now) * model.first.theta[models.UNCACHED] * again / THOUSAND
-    return waiting
 
 
 def _siblings(waits: Sequence[Wait], now: float) -> list[Wait]:

@@ -29,7 +29,8 @@ class Sent:
     `decode_generation`: the same for the candidate that generates the answer; unless a prefill profile ran, it is the same candidate. `at`,
     `first_at`: when the request was sent and when the first token came, in monotonic seconds; `first_at` is 0 before. `counts`: whether the
     model learns from the answer. `waits`: whether the first token says nothing of the endpoint, because the request waits for a prefix that
-    the endpoint computes for another prompt. `outlook`: what was predicted.
+    the endpoint computes for another prompt. Where prompts are known to wait for each other, the tokens ahead explain this wait.
+    `outlook`: what was predicted.
     """
 
     __slots__ = (
@@ -92,7 +93,8 @@ class Predictions:
             candidates[CACHE_TOKENS],
         )
         waits = [] if match is None else _waits(match, candidates, now)
-        waiting = add_waits(model, slots.tolist(), prompt, outlook, waits, now) if waits else ()
+        if waits:
+            add_waits(model, slots.tolist(), prompt, outlook, waits, now)
         why_not = self._reason(model, snapshot.endpoint_list.slots)
         if why_not:
             costs = careful_costs(
@@ -101,7 +103,7 @@ class Predictions:
         else:
             costs = outlook[COSTS]
         learned = request[self._costs] = LearnedCosts(costs, outlook, candidates, model, why_not)
-        learned.waiting = waiting
+        learned.waiting = [wait.at for wait in waits]
 
     def goes(self, request: Request, decision: Decision) -> None:
         """Takes a request that is sent to the endpoints of its decision."""
@@ -113,7 +115,7 @@ class Predictions:
         if sent.index < 0 or sent.decode_index < 0:
             return  # nothing was predicted for the endpoint: it was added after the prediction
         sent.counts = request.streaming
-        sent.waits = sent.index in learned.waiting and learned.known and learned.model.share < IN_TURN
+        sent.waits = sent.index in learned.waiting and not (learned.known and learned.model.share >= IN_TURN)
         learned.sent = sent
         found = calls.column(learned.outlook, sent.index)
         if found[AHEAD] <= 0.0:

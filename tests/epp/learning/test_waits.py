@@ -48,8 +48,6 @@ def test_a_prefill_that_should_have_ended_is_not_waited_for() -> None:
 def test_where_prompts_wait_for_each_other_the_wait_for_a_prefix_does_not_count_twice() -> None:
     before = outlook(ahead=3 * PROMPT)
     assert weighed(before, sibling())[TIMES, 0] == before[TIMES, 0]
-    assert add_waits(LatencyModel(), [0, 1], PROMPT, before, [sibling()], NOW) == []
-    assert add_waits(LatencyModel(), [0, 1], PROMPT, outlook(), [sibling()], NOW) == [0]
 
 
 def test_siblings_wait_where_their_prefix_is_computed() -> None:
