@@ -128,7 +128,8 @@ def replace_filters(document: Mappings, plugins: list[Any], remarks: list[str]) 
     scorers = _scorers(plugins)
     if not scorers:
         return
-    for profile in document.get("schedulingProfiles") or ():
+    profiles = document.get("schedulingProfiles")
+    for profile in profiles if isinstance(profiles, list) else ():
         members = profile.get("plugins") if isinstance(profile, dict) else None
         if isinstance(members, list) and any(_ref(member) in scorers for member in members):
             _replace_members(members, scorers, plugins)

@@ -196,6 +196,7 @@ def test_a_random_picker_that_another_profile_needs_stays() -> None:
     "plugins:\n- 5\n- {type: low-queue-filter, parameters: 7}\n- {type: decision-tree-filter, parameters: [1, {pluginRef: x}]}\n",
     "plugins:\n- {type: prefix-cache-scorer, parameters: {hashBlockSize: x, autoTune: []}}\n",
     "plugins:\n- {type: low-queue-filter}\nschedulingProfiles: {a: b}\n",
+    "plugins:\n- {type: low-queue-filter}\nschedulingProfiles: 5\n",
     "plugins:\n- {type: low-queue-filter}\nschedulingProfiles: [1, {plugins: [2, {pluginRef: low-queue-filter}]}]\n",
 ])  # fmt: skip
 def test_files_of_another_shape_are_no_trouble(text: str) -> None:
