@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 from tests.deploy.renderers import keyed, ours, parsed
 from workers.cli import main
 from workers.cli.manifests.extension_values import _CONVERTED, DROPPED, MOVED, SECTIONS, are_values, translated
-from workers.cli.manifests.layers import Layer, _paths, checked
+from workers.cli.manifests.layers import BadValues, Layer, _paths, checked, read
 from workers.cli.manifests.values import Values
 
 Json = dict[str, Any]
@@ -181,3 +181,22 @@ def test_check_names_a_file_of_values_and_migrates_it(tmp_path: Path) -> None:
 ])  # fmt: skip
 def test_values_are_known_by_their_keys(text: str, values: bool) -> None:
     assert are_values(text) is values
+
+
+def test_scalars_of_a_values_file_mean_what_they_mean_to_helm() -> None:
+    text = "tag: 2024-01-02\nnever: 2024-13-40\ntime: 1:30\non: yes\noctal: 0777\nnothing: ~\n1: x\n"
+    expected = {"tag": "2024-01-02", "never": "2024-13-40", "time": "1:30", "on": True, "octal": 511, "nothing": None, "1": "x"}
+    assert read(text, "f") == expected
+
+
+@pytest.mark.parametrize(("text", "why"), [
+    ("a: 1\nb: !!int x\n", "f:2: 'x' does not fit its tag !!int"),
+    ("a:\n  b: 1\n  b: 2\n", "f:3: 'b' is given twice; first in line 2"),
+    ("a: " + "[" * 3000, "f:1: the text has more than 64 levels"),
+    ("? [a]\n: b\n", "f:1: a key must be a single word or text"),
+    ("- a\n", "f: values are a mapping"),
+])  # fmt: skip
+def test_an_unreadable_values_file_is_refused_with_its_line(text: str, why: str) -> None:
+    with pytest.raises(BadValues) as refused:
+        read(text, "f")
+    assert str(refused.value).startswith(why)

@@ -10,8 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, get_args
 
 import msgspec
-import yaml
 
+from epp.config import yaml_nodes
+from epp.config.findings import Findings
 from workers.cli.manifests.values import Json, Values
 
 INSTEAD: Final[Mapping[str, str]] = {  # values of the reference's chart that are refused -> what to do instead
@@ -100,11 +101,12 @@ def _shown(value: Any) -> str:
 
 
 def read(text: str, source: str) -> Json:
-    """Parses a values file. Raises BadValues."""
-    try:
-        found = yaml.safe_load(text)
-    except yaml.YAMLError as wrong:
-        raise BadValues(f"{source}: not YAML: {wrong}") from wrong
+    """Parses a values file. Its scalars mean what they mean to helm: a date is text, and so is 1:30. Raises BadValues."""
+    findings = Findings(source)
+    root = yaml_nodes.read(text, findings)
+    if findings.errors:
+        raise BadValues("\n".join(f"{each.file}:{each.line}: {each.message}" for each in findings.errors))
+    found = None if root is None else root.plain()
     if found is None:
         return {}
     if not isinstance(found, dict):
