@@ -13,6 +13,8 @@ Lost records are counted and delay no work: the metric `recording_lost_records_t
 """
 
 import asyncio
+import contextlib
+import hashlib
 import os
 import shutil
 import tempfile
@@ -275,6 +277,9 @@ class RecordKeeper:
         now = self._now()
         running.file, running.since, running.gap = number, now, None
         running.files.size = 0
+        if running.sampled:
+            with contextlib.suppress(OSError):  # it exists; or else a cleaner of temporary folders has removed it
+                os.mkdir(running.files.folder, mode=0o700)
         pools, only = self._pools(), None
         if running.ask is not None and running.ask.pool in pools:
             only, pools = self._number_of(running.ask.pool), [running.ask.pool]
@@ -356,13 +361,15 @@ class RecordKeeper:
 def recent_folder(options: "Options") -> str:
     """Returns the folder of the small recording. Returns "" if --record-dir names a folder or is "none", or if no folder can be written.
 
-    With --state-dir, the folder is in that directory, and stays after the picker's end. Otherwise it is a temporary folder of the instance.
+    With --state-dir, the folder is in that directory, and stays after the picker's end. Otherwise it is a temporary folder of the instance:
+    pickers of other users or with other run directories may have the same name.
     """
     if options.record_dir:
         return ""
     if options.state_dir:
         return os.path.join(options.state_dir, "recent")
     try:
-        return os.path.join(tempfile.gettempdir(), f"epp-recent-{options.instance}")
+        place = hashlib.blake2b(b"%d %s" % (os.getuid(), os.fsencode(os.path.abspath(options.run_dir))), digest_size=4).hexdigest()
+        return os.path.join(tempfile.gettempdir(), f"epp-recent-{options.instance}-{place}")
     except FileNotFoundError:
         return ""

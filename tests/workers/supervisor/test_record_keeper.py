@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,22 @@ def test_records_for_the_recording_before_are_lost_but_not_by_the_one_that_runs(
         assert area.counters[lost] == 2
 
     with made(tmp_path, TEXT) as picker:
+        asyncio.run(main(picker))
+
+
+def test_the_next_file_of_the_small_recording_gets_its_folder_again_if_a_cleaner_has_removed_it(tmp_path: Path) -> None:
+    async def main(picker: Instance) -> None:
+        keeper, background = RecordKeeper(picker, picker.memory.areas.area(0)), Background()
+        keeper.start(background, successor=False)
+        running = keeper._running
+        assert running is not None
+        shutil.rmtree(running.files.folder)
+        keeper._next_file(running, running.file + 1)
+        assert os.path.isdir(running.files.folder)
+        keeper.end()
+        background.close()
+
+    with made(tmp_path, TEXT, state_dir=str(tmp_path / "state")) as picker:
         asyncio.run(main(picker))
 
 
