@@ -18,6 +18,7 @@ from epp.protocol.inflate import TooLong, gunzip
 
 HEAD_BYTES_MAX: Final = 16 << 10
 INTERIM_MAX: Final = 8
+NO_SUCH_PAGE: Final = (b"http/1.1 4", b"http/1.0 4", b"http/1.1 501", b"http/1.0 501")  # llama.cpp without --metrics answers 501
 PAGE_BYTES_MAX: Final = 8 << 20
 CHUNK_LINE_BYTES_MAX: Final = 1 << 10
 CHUNKS_MAX: Final = 1 << 14  # limit per page, because each chunk takes 2 us
@@ -29,11 +30,14 @@ TRAILER: Final = 3
 
 
 class HttpError(Exception):
-    """Raised for an answer that cannot be used. `cause`: one word, for counters."""
+    """Raised for an answer that cannot be used. `cause`: one word, for counters. `serves`: whether it is the answer of a server that works
+    and does not have the page (NO_SUCH_PAGE).
+    """
 
-    def __init__(self, cause: str, text: str) -> None:
+    def __init__(self, cause: str, text: str, *, serves: bool = False) -> None:
         super().__init__(text)
         self.cause = cause
+        self.serves = serves
 
 
 class Chunks:
@@ -170,7 +174,7 @@ class ServerAnswer:
             return self._head()
         if not head.startswith((b"http/1.1 200", b"http/1.0 200")):
             shown = data[: data.find(b"\r\n")][:60].decode("ascii", "replace")
-            raise HttpError("status", f"the answer is {shown!r}, not 200")
+            raise HttpError("status", f"the answer is {shown!r}, not 200", serves=head.startswith(NO_SUCH_PAGE))
         self._read_headers(head)
         body = end + 4
         if self._chunks is not None:

@@ -68,7 +68,7 @@ class Failure(NamedTuple):
     text: str
     refused: bool = False  # no process listens at the endpoint's own address
     again: bool = False  # the next try comes at once, not at the next turn
-    serves: bool = False  # the endpoint's own address accepts connections
+    serves: bool = False  # the endpoint's own address accepts connections, or has answered that it does not have such a page
 
 
 class Sink(Protocol):
@@ -357,8 +357,7 @@ class Scraper:
 
     def answered(self, target: Target, connection: Connected, page: bytes) -> None:
         """Ends the scrape: parses the complete page and gives its values to the sink."""
-        now = self._now()
-        target.seconds = now - target.began
+        target.seconds = (now := self._now()) - target.began
         target.pace.read(target.seconds)
         self._end(target)
         target.refusals = 0
@@ -369,7 +368,7 @@ class Scraper:
             extracted = target.read(page, now, self._spent)
         except ExtractError as failure:
             self.counters.extract_errors += 1
-            self._sink.failed(target.tag, Failure(EXTRACT, str(failure)), now)
+            self._sink.failed(target.tag, Failure(EXTRACT, str(failure), serves=target.own is None), now)
             return
         self.counters.took(extracted.problems, target.problems)
         target.problems = extracted.problems
@@ -384,7 +383,8 @@ class Scraper:
         target.connection = None
         connection.close()
         if target.began >= 0.0:
-            self._fail(target, Failure(failure.cause, str(failure)), target.began, self._now())
+            serves = failure.serves and target.own is None
+            self._fail(target, Failure(failure.cause, str(failure), serves=serves), target.began, self._now())
 
     def lost(self, target: Target, connection: Connected, failure: Exception | None) -> None:
         """Handles a broken connection. If no first answer was expected, connects again at once, to find out whether the server is gone."""

@@ -106,6 +106,21 @@ def test_an_endpoint_refuses_only_if_its_own_address_does(own: int, refused: boo
     assert bench.scraper.counters.poll_errors == {"refused": 1}
 
 
+@pytest.mark.parametrize("own", [None, OWN])
+@pytest.mark.parametrize(("answer", "serves"), [("other metrics", True), ("404", True), ("503", False)])
+def test_an_address_that_has_no_such_page_serves_if_it_is_the_endpoints_own(own: tuple[str, int] | None, answer: str, serves: bool) -> None:
+    bench = Bench()
+    bench.scraper.add("a", 1, PAGE_AT, reader(), "", own)
+    bench.turn()
+    connection = bench.net.attempts[0].succeed()
+    if answer == "other metrics":
+        connection.answer(b"sglang:num_queue_reqs 1\n")
+    else:
+        connection.caller.garbled(connection, HttpError("status", answer, serves=serves))
+    (failure,) = bench.seen.failures
+    assert (failure.refused, failure.serves) == (False, serves and own is None)
+
+
 def test_an_own_address_that_does_not_answer_ends_the_scrape_and_a_removed_endpoint_its_trial() -> None:
     bench = Bench()
     target = bench.scraper.add("a", 1, PAGE_AT, reader(), "", OWN)

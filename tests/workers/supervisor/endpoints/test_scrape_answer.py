@@ -107,6 +107,13 @@ def test_an_invalid_answer_is_an_error_with_its_cause(raw: bytes, cause: str) ->
     assert failure.value.cause == cause
 
 
+@pytest.mark.parametrize(("status", "serves"), [(404, True), (401, True), (501, True), (500, False), (503, False), (302, False)])
+def test_an_error_says_whether_the_server_works_without_the_page(status: int, serves: bool) -> None:
+    with pytest.raises(HttpError) as failure:
+        ServerAnswer().receive(b"HTTP/1.1 %d x\r\n\r\n" % status)
+    assert failure.value.serves is serves
+
+
 def test_a_gzip_bomb_and_an_endless_body_end_at_the_page_limit() -> None:
     bomb = gzip.compress(b"\0" * (PAGE_BYTES_MAX + 1))
     endless = ServerAnswer()

@@ -80,6 +80,19 @@ def test_an_endpoint_whose_own_address_accepts_connections_is_down_no_longer() -
     assert ours.log.events()[-2:] == ["endpoint down", "endpoint up"]
 
 
+def test_an_endpoint_that_comes_back_without_its_metrics_page_is_down_no_longer() -> None:
+    """A server was started again without --enable-metrics, or with another engine: it answers requests as before."""
+    shared = Shared()
+    ours = Supervisor(shared)
+    ours.apply(spec("a"))
+    for _ in range(2):
+        ours.table.failed(ours.member("a"), Failure("refused", "", refused=True), 100.2)
+    ours.table.failed(ours.member("a"), Failure("status", "the answer is 'HTTP/1.1 503', not 200"), 100.3)
+    assert shared.reader.copy().flags[0] == DOWN
+    ours.table.failed(ours.member("a"), Failure("status", "the answer is 'HTTP/1.1 404', not 200", serves=True), 100.4)
+    assert (shared.reader.copy().flags[0], seen(shared)) == (0, {"a": (0, State.UNKNOWN)})
+
+
 @pytest.mark.parametrize("failure", [Failure("timeout", ""), Failure("status", ""), Failure("refused", "", serves=True)])
 def test_an_endpoint_whose_page_never_came_is_neither_idle_nor_down(failure: Failure) -> None:
     shared = Shared()
