@@ -26,7 +26,7 @@ with without_models():
 
 LOAD_S_MAX = 30.0  # an exec plugin may send requests to another server
 CONNECT_S = 5.0
-CONNECTIONS_MAX = 32
+CONNECTIONS_MAX = 0  # no limit: each watch keeps a connection, and with several pools there are up to six per namespace
 USER_AGENT = "endpoint-picker"
 # Drops the library's log lines: the texts of its exceptions say the same.
 logging.getLogger("kubernetes_asyncio").addHandler(logging.NullHandler())

@@ -265,6 +265,34 @@ def test_a_watch_that_breaks_raises_unreachable_after_its_events(
     scenario(tmp_path, answer, main)
 
 
+def test_watches_of_many_namespaces_leave_connections_for_requests(tmp_path: Path) -> None:
+    """A watch keeps its connection, and a namespace has up to six of them."""
+    over = asyncio.Event()
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if not request.query:
+            return web.Response(text="{}")
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await over.wait()
+        return response
+
+    async def main(client: Api) -> None:
+        async def watch() -> None:
+            async with contextlib.aclosing(client.lines(PODS, query={"watch": "1"}, idle_s=60.0)) as lines:
+                async for _ in lines:
+                    begun.append(1)
+
+        begun: list[int] = []
+        watches = [asyncio.create_task(watch()) for _ in range(120)]
+        await until(lambda: len(begun) == len(watches))
+        assert await client.request("GET", PODS) == b"{}"
+        over.set()
+        await asyncio.gather(*watches)
+
+    scenario(tmp_path, answer, main)
+
+
 def test_renewed_credentials_are_used_when_the_server_refuses_the_old_ones(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("old\n")
