@@ -60,7 +60,7 @@ class Outage:
     def __init__(self, report: Callable[..., None]) -> None:
         self._report = report
         self._away: set[Resource] = set()
-        self._refused: dict[Resource, str] = {}
+        self._refused: dict[Resource, tuple[object, str]] = {}  # with kind and text of the last failure
         self._since = 0.0
         self._tell: list[Callable[[], None]] = []
 
@@ -80,9 +80,9 @@ class Outage:
                 self._report("the Kubernetes API is away: what is known stays, and the picker tries again", reason=str(failure))
             self._away.add(resource)
             return
-        before, text = self._refused.get(resource), str(failure)
-        self._refused[resource] = text
-        if before != text:
+        before, kind, text = self._refused.get(resource), _kind_of(failure), str(failure)
+        self._refused[resource] = kind, text
+        if before is None or before[0] != kind:
             self._report("a resource cannot be followed: the picker tries again", **_fields(resource), reason=text)
         if before is None:
             for tell in self._tell:
@@ -99,12 +99,17 @@ class Outage:
 
     def refusals(self) -> dict[str, str]:
         """Returns resource -> why it cannot be followed, although the API server answers."""
-        return {f"{resource} in namespace {resource.namespace}": why for resource, why in self._refused.items()}
+        return {f"{resource} in namespace {resource.namespace}": why for resource, (_, why) in self._refused.items()}
 
     def forget(self, resource: Resource) -> None:
         """Records that `resource` is not followed any more."""
         self._refused.pop(resource, None)
         self._away.discard(resource)
+
+
+def _kind_of(failure: Exception) -> tuple[object, ...]:
+    """Returns what stays the same in repetitions of a failure. Its text may name another version or time in each answer."""
+    return (failure.status, failure.reason, failure.verb) if isinstance(failure, ApiError) else (type(failure),)
 
 
 def _fields(resource: Resource) -> dict[str, str]:

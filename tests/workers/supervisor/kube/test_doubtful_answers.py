@@ -163,6 +163,22 @@ def test_an_invalid_list_does_not_count_as_empty(answer: bytes) -> None:
     scenario(main)
 
 
+@pytest.mark.parametrize("in_stream", [False, True])
+def test_a_history_that_is_always_gone_is_reported_once_though_each_answer_names_another_version(in_stream: bool) -> None:
+    async def main(api: FakeApi, followed: Followed) -> None:
+        api.gone_in_stream = in_stream
+        api.break_watches()
+        for turn in range(60):
+            api.put(THINGS, "t0", {"text": str(turn)})
+            api.forgotten = api.version + 1
+            await elapse(10)
+        assert [report.split(" resource=")[0] for report in followed.reports] == ["a resource cannot be followed: the picker tries again"]
+        assert "is gone" in followed.reflector.problem
+        assert followed.known["t0"] == "59"
+
+    scenario(main)
+
+
 @pytest.mark.parametrize("verb", ["list", "watch"])
 def test_a_missing_role_is_reported_once_and_a_new_role_is_noticed(verb: str) -> None:
     async def main(api: FakeApi, followed: Followed) -> None:
