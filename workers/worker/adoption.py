@@ -41,6 +41,7 @@ FREE_AT: Final = 8  # this number of ended configurations is freed even while fu
 AGAIN_S: Final = 10.0
 LOAD_S: Final = 5.0  # a load takes tens of milliseconds; after this time, a load whose plugin hangs is given up
 STILL: Final = "the last attempt to load the configuration has not ended: a constructor of a plugin hangs"
+_hanging: Final[set[tuple[int | None, str, int]]] = set()  # the configurations with loads that were given up and have not ended
 
 log = structlog.get_logger()
 
@@ -70,13 +71,13 @@ class Loading:
         self._then = then
         self._loop = asyncio.get_running_loop()
         self._switch_s = sys.getswitchinterval()
-        thread = f"load {self.number} of pool {instance.pool or 0}"
-        if any(each.name == thread for each in threading.enumerate()):  # otherwise each attempt would leave a thread
+        self._key = instance.pool, str(instance.named), self.number
+        if self._key in _hanging:  # otherwise each attempt would leave a thread
             self._timer: asyncio.Handle = self._loop.call_soon(self._done, TimeoutError(STILL))
             return
         self._timer = self._loop.call_later(LOAD_S, self._late)
         sys.setswitchinterval(SWITCH_S)
-        threading.Thread(target=self._run, name=thread, daemon=True).start()
+        threading.Thread(target=self._run, name="load", daemon=True).start()
 
     def _run(self) -> None:
         found: Instance | BaseException
@@ -84,9 +85,14 @@ class Loading:
             found = self._load(self._instance)
         except BaseException as problem:  # a plugin's constructor may raise any exception
             found = problem
-        self._loop.call_soon_threadsafe(self._done, found)
+        self._loop.call_soon_threadsafe(self._ended, found)
+
+    def _ended(self, found: Instance | BaseException) -> None:
+        _hanging.discard(self._key)
+        self._done(found)
 
     def _late(self) -> None:
+        _hanging.add(self._key)
         self._done(TimeoutError(f"the configuration is not loaded after {LOAD_S:g} s: a constructor of a plugin may hang"))
 
     def _done(self, found: Instance | BaseException) -> None:

@@ -121,7 +121,7 @@ def test_while_a_constructor_hangs_further_attempts_fail_without_a_thread_of_the
         return "loaded"
 
     async def attempts() -> None:
-        instance = cast("Any", SimpleNamespace(generations=SimpleNamespace(number=7), pool=None))
+        instance = cast("Any", SimpleNamespace(generations=SimpleNamespace(number=7), pool=None, named={}))
         first = Loading(instance, lambda _, result: found.append(result), load=hangs)
         await asyncio.to_thread(begun.acquire)
         first._late()
@@ -132,13 +132,16 @@ def test_while_a_constructor_hangs_further_attempts_fail_without_a_thread_of_the
         assert not begun.acquire(blocking=False)
         Loading(instance, lambda _, result: found.append(result), number=8, load=lambda _instance: cast("Any", "another"))
         await until(lambda: len(found) == 5)
-        released.set()
-        await until(lambda: not any(each.name.startswith("load ") for each in threading.enumerate()))
-        Loading(instance, lambda _, result: found.append(result), load=hangs)
+        Loading(instance, lambda _, result: found.append(result), number=8, load=lambda _instance: cast("Any", "again"))
         await until(lambda: len(found) == 6)
+        released.set()
+        await until(lambda: not any(each.name == "load" for each in threading.enumerate()))
+        await turns(2)
+        Loading(instance, lambda _, result: found.append(result), load=hangs)
+        await until(lambda: len(found) == 7)
 
     asyncio.run(attempts())
-    assert found[4:] == ["another", "loaded"]
+    assert found[4:] == ["another", "again", "loaded"]
 
 
 @interpreted_only("replaces the part that loads")
