@@ -130,7 +130,8 @@ class Configuration:
         number, hashed, source, since = self._in_force()
         in_force = {"generation": number, "hash": hashed, "source": source, "since": since}
         self.last = msgspec.structs.replace(self.last, **in_force, tryout=self._tryout.status())
-        self._status.write(self.generations.key, reload_status.encode(self.last))
+        key = self.generations.key
+        self._status.write(key, reload_status.fitting(self.last, self._status.schema.capacities[key]))
 
     def _in_force(self) -> tuple[int, str, str, float]:
         """Returns number, hash and source of the configuration in force, and the time at which it came into force."""

@@ -64,6 +64,27 @@ class ReloadStatus(msgspec.Struct, frozen=True, array_like=True):
 
 
 encode = msgspec.msgpack.Encoder().encode
+SOURCE_BYTES: Final = 512  # of a path that is shortened
+
+
+def fitting(status: ReloadStatus, room: int) -> bytes:
+    """Encodes a status. If it has more than `room` bytes, shortens its paths, and then its text, so that it can always be written."""
+    blob = encode(status)
+    if len(blob) <= room:
+        return blob
+    tryout = status.tryout
+    if tryout is not None:
+        tryout = msgspec.structs.replace(tryout, source=_cut(tryout.source, SOURCE_BYTES))
+    status = msgspec.structs.replace(status, source=_cut(status.source, SOURCE_BYTES), tryout=tryout)
+    over = len(encode(status)) - room
+    return encode(msgspec.structs.replace(status, text=_cut(status.text, len(status.text.encode()) - max(over, 0))))
+
+
+def _cut(text: str, size: int) -> str:
+    """Returns the beginning of the text, with at most `size` bytes."""
+    return text.encode()[: max(size, 0)].decode(errors="ignore")
+
+
 _decode = msgspec.msgpack.Decoder(ReloadStatus).decode
 
 
