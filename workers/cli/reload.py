@@ -22,6 +22,7 @@ from workers.cli.flags import DURATION, WithArguments
 from workers.cli.output import echo, echo_text
 from workers.cli.which import Named, check_pool, picker_options
 from workers.host.exit_codes import ExitCode
+from workers.host.printable import printable
 from workers.host.proc import process_use
 from workers.process.asks import Ask, AskRefused, put
 from workers.process.layout import CANDIDATE, GENERATION, gauge_of_pool
@@ -136,7 +137,7 @@ def try_(file: str, share: int, by: str, picker: Named, pool: str, timeout: floa
     """
     from workers.cli.configuration import read_file, shown_path  # a slow import, which the other commands do not need
 
-    ask = Ask("try", read_file(file), shown_path(file), Share(share, by), pool)
+    ask = Ask("try", read_file(file), printable(shown_path(file)), Share(share, by), pool)
     result, workers = changed(picker, timeout, ask)
     tried = result.tryout
     if tried is None:

@@ -174,6 +174,11 @@ def _unsupported(values: Mapping[str, Any], errors: list[str], warnings: list[st
 
 def _checked(values: Mapping[str, Any], errors: list[str]) -> None:
     """Checks rules about values and pairs of flags that click's types cannot check."""
+    errors.extend(
+        f"--{name.replace('_', '-')} '{value}' is not UTF-8; the picker records the value as text: rename the file or folder"
+        for name, value in values.items()
+        if isinstance(value, str) and value.encode(errors="ignore").decode() != value
+    )
     if values["config_file"] and values["config_text"]:
         errors.append("--config-file and --config-text cannot be set at the same time; give only one of them")
     if values["tls_min_version"] and values["tls_min_version"] not in TLS_VERSIONS:

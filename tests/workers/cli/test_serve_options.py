@@ -472,3 +472,9 @@ def test_several_pools_are_found_by_a_service_or_by_their_names() -> None:
 )
 def test_flags_about_pools_that_are_found_must_fit(flags: tuple[str, ...], message: str) -> None:
     assert any(message in line for line in refused(*flags))
+
+
+@pytest.mark.parametrize("flag", ["config-file", "state-dir", "plugin-path", "instance"])
+def test_a_value_that_is_not_utf_8_is_refused_before_the_picker_records_it(flag: str) -> None:
+    (line,) = refused(f"--{flag}=a\udcffb")
+    assert line.startswith(f"error: --{flag} 'a\\udcffb' is not UTF-8")
