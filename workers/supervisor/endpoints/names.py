@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable
 ADDRESSES_MAX = 1024  # limit per name
 RESOLVE_S_MAX = 5.0
 RESOLVES_AT_ONCE = 4
+SHOWN_MAX = 4  # addresses in a report
 
 
 def address_of(text: str) -> str | None:
@@ -17,6 +18,12 @@ def address_of(text: str) -> str | None:
     except ValueError:
         return None
     return None if "%" in text else str(address)
+
+
+def reaches_server(address: str) -> bool:
+    """Returns whether a server can have this IP address. A connection to 0.0.0.0 would reach the picker's own machine."""
+    parsed = ipaddress.ip_address(address)
+    return not (parsed.is_unspecified or parsed.is_multicast)
 
 
 def is_address(host: str) -> bool:
@@ -65,15 +72,19 @@ class Names:
             async with asyncio.timeout(RESOLVE_S_MAX):
                 found = await loop.getaddrinfo(name, None, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as failure:  # TimeoutError is an OSError
-            if name not in self._failing:
-                self._failing.add(name)
-                kept = len(self.known(name))
-                why = str(failure) or f"no answer within {RESOLVE_S_MAX:g} s"
-                self._report("name cannot be resolved", name=name, reason=why, addresses_kept=kept)
+            self._failed(name, str(failure) or f"no answer within {RESOLVE_S_MAX:g} s")
+            return
+        told = {str(entry[4][0]) for entry in found}
+        usable = {address for address in told if address_of(address) and reaches_server(address)}
+        if not usable:
+            self._failed(name, f"no server can have its addresses: {', '.join(sorted(told)[:SHOWN_MAX]) or 'it has none'}")
             return
         self._failing.discard(name)
-        four = {str(entry[4][0]) for entry in found if entry[0] == socket.AF_INET}
-        six = {str(entry[4][0]) for entry in found if entry[0] == socket.AF_INET6}
-        addresses = sorted(address for address in four or six if address_of(address))
-        if addresses:
-            self._known[name] = tuple(addresses[:ADDRESSES_MAX])
+        four = {address for address in usable if ":" not in address}
+        self._known[name] = tuple(sorted(four or usable)[:ADDRESSES_MAX])
+
+    def _failed(self, name: str, why: str) -> None:
+        """Reports a name that cannot be resolved, once until it can be again. Its last addresses stay."""
+        if name not in self._failing:
+            self._failing.add(name)
+            self._report("name cannot be resolved", name=name, reason=why, addresses_kept=len(self.known(name)))

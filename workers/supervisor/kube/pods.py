@@ -17,6 +17,7 @@ import msgspec
 from epp.endpoints.label_selectors import Selector
 from epp.endpoints.topology import HOST_LABEL
 from workers.supervisor.endpoints.discovery import LABELS_MAX, EndpointSpec, Labels
+from workers.supervisor.endpoints.names import reaches_server
 
 ACTIVE_PORTS: Final = "llm-d.ai/active-ports"
 ACTIVE_PORTS_LEGACY: Final = "inference.networking.k8s.io/active-ports"
@@ -128,9 +129,9 @@ def specs_of(pod: Pod, selector: Selector, ports: Sequence[int], pool: int = 0) 
         address = ipaddress.ip_address(pod.address)
     except ValueError:
         return ()  # the pod has no address yet, or has lost it
-    if address.is_unspecified or address.is_multicast:
-        return ()  # not the address of a pod: a connection to 0.0.0.0 would reach the picker itself
     host = str(address)
+    if not reaches_server(host):
+        return ()
     active = active_ports(pod.active_ports, ports)
     return tuple(
         EndpointSpec(pod.namespace, f"{pod.name}-rank-{rank}", host, port, pod.labels, pod.uid, node=_ip(pod.node), pool=pool)

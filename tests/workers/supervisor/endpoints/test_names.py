@@ -47,6 +47,30 @@ def test_each_address_of_a_name_is_an_endpoint_and_failures_keep_the_last_ones()
     assert [report.rpartition(" ")[2] for report in reports] == ["addresses_kept=0", "addresses_kept=2"]
 
 
+@pytest.mark.parametrize("nowhere", ["0.0.0.0", "::", "224.0.0.1", "ff02::1"])
+def test_an_address_that_no_server_has_is_no_endpoint_and_keeps_the_last_ones(nowhere: str) -> None:
+    """Some DNS servers answer 0.0.0.0 for a name that they block or do not know."""
+    fake = FakeNames()
+    reports = Reports()
+    names = Names(reports)
+
+    async def scenario() -> None:
+        for addresses, known in (
+            ([nowhere], ()),
+            ([nowhere, "10.0.0.1"], ("10.0.0.1",)),
+            ([nowhere, "::5"], ("::5",)),
+            ([nowhere], ("::5",)),
+        ):
+            fake.addresses["vllm"] = addresses
+            await names.resolve(["vllm"])
+            assert names.known("vllm") == known
+
+    fake.run(scenario())
+    assert [report.rpartition(" reason=")[2] for report in reports] == [
+        f"no server can have its addresses: {nowhere} addresses_kept={kept}" for kept in (0, 1)
+    ]
+
+
 def test_a_successor_uses_the_addresses_of_its_predecessor_until_names_are_resolved() -> None:
     names = FakeNames()
     published: list[set[EndpointSpec]] = []
