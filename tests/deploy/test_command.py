@@ -155,7 +155,7 @@ def test_wrong_options_are_refused_with_the_fix(arguments: tuple[str, ...], code
 
 def test_a_file_without_a_mapping_or_without_yaml_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "values.yaml"
-    for text, message in (("- a\n", "this is a list"), ("a: [", "not YAML")):
+    for text, message in (("- a\n", "this is a list"), ("a: [", "values.yaml:2: did not find")):
         file.write_text(text)
         assert message in invoke("--values", str(file)).stderr
 
