@@ -71,7 +71,7 @@ class Culprits:
 
 
 def _plugins(view: Instance) -> Iterator[str]:
-    """Returns the names of the plugins of a pool: of the configuration of its start, and of later ones, which the parent does not load."""
+    """Yields the names of the plugins of a pool: of the configuration of its start, and of later ones, which the parent does not load."""
     yield from view.config.pipeline.plugins
     for later in (view.generations.current, view.generations.candidate):
         with contextlib.suppress(GenerationLost):
