@@ -10,6 +10,7 @@ enum { TIMES, COSTS, TOKENS, AHEAD, ELAPSED, LOAD, MEMORY, ROWS };
 #define THOUSAND 1000.0
 #define INSTANT 1e-12
 #define NEARLY 0.01
+#define QUEUE_PER_POINT 8.0
 #define FITTED_MAX 8
 
 /* What one endpoint is for one request. */
@@ -272,7 +273,7 @@ KERNEL(careful) {
     struct range waits = range_of(costs, n), runs = range_of(ran, n);
     double each = 1.0 + point / larger(1.0, prompt);
     for (npy_intp i = 0; i < n; i++) {
-        double lacks = points - below(waits, costs[i]) - below(runs, ran[i]) + usage[i] + costs[i];
+        double lacks = points - below(waits, costs[i]) - below(runs, ran[i]) + usage[i] + costs[i] / QUEUE_PER_POINT;
         costs[i] = point * lacks + tokens[i] * each + ahead[i];
     }
 end:

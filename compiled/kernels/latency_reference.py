@@ -30,6 +30,7 @@ Floats = NDArray[np.float64]
 
 THOUSAND: Final = 1000.0
 INSTANT: Final = 1e-12  # seconds per 1000 tokens; a faster endpoint is taken to compute at once, so that nothing is divided by its time
+QUEUE_PER_POINT: Final = 8.0  # in `careful`, so many waiting requests cost a point
 NEARLY: Final = 0.01  # so that no time divides by the free share of endpoints that are all busy
 # What `first_tokens` gets, in this order: coefficients, and what else is the same for all endpoints.
 PARAMETERS: Final = (
@@ -201,12 +202,12 @@ def careful(
 
     A candidate gets up to one point each for the shortest queue (`waiting` of `inflight`, `before` and `scraped`), for the fewest running
     requests, and for the part of the prompt (`prompt` tokens) that it has cached. The `usage` of its KV cache takes up to one point away,
-    and each request in its queue takes one away. `outlook`: of `first_tokens`. Raises ValueError if the arrays differ in length.
+    and QUEUE_PER_POINT requests in its queue take one away. `outlook`: of `first_tokens`. Raises ValueError if the arrays differ in length.
     """
     if {len(column) for column in (inflight, before, scraped, running, usage)} != {outlook.shape[1]}:
         raise ValueError("careful: the arrays differ in length")
     queue = waiting(inflight, before, scraped)
-    lacks = points - fewest(queue) - fewest(running) + usage + queue
+    lacks = points - fewest(queue) - fewest(running) + usage + queue / QUEUE_PER_POINT
     each = 1.0 + point / max(1.0, prompt)
     costs: Floats = point * lacks + outlook[UNCACHED] * each + outlook[AHEAD]
     return costs

@@ -19,7 +19,7 @@ def careful_costs(prompt: float, outlook: Floats, waiting: tuple[Floats, Floats,
     """Returns costs without a model, in tokens: tokens to compute, tokens ahead, and POINT_TOKENS for each point that an endpoint lacks.
 
     An endpoint gets up to one point each for the shortest queue, the fewest running requests, a free KV cache, and a cached prompt. It
-    loses one for each request that waits there: if it has slots, the requests of a hot prefix would otherwise pile up where that is cached.
+    loses one for every eight requests that wait there, so that requests do not pile up where their prefix is cached.
     `prompt`: all tokens of the prompt.
     `outlook`: from `LatencyModel.outlook`; its predictions are not used. `waiting`: the terms of the queue (`Candidates.waiting_terms`).
     `running`, `kv_usage`: the candidates' values of these columns. Apart from the requests that wait, the costs rank endpoints

@@ -96,8 +96,8 @@ def test_without_a_model_requests_memory_and_prefixes_decide_where_tokens_are_ab
 
 def test_without_a_model_a_long_queue_costs_more_than_a_cached_prefix_saves() -> None:
     tokens = [0.0, 3000.0, 3000.0]
-    assert best(careful(waiting=[2.0, 0.0, 1.0], tokens=tokens)) == 0
-    assert best(careful(waiting=[4.0, 0.0, 1.0], tokens=tokens)) == 1
+    assert best(careful(waiting=[16.0, 0.0, 1.0], tokens=tokens)) == 0
+    assert best(careful(waiting=[32.0, 0.0, 1.0], tokens=tokens)) == 1
 
 
 def test_costs_without_a_model_are_above_0() -> None:
