@@ -196,8 +196,8 @@ def look(ten: Ten, page: Any, how: str, axe: str, check: Check) -> None:
     check.that(shown, "hostile tenants and endpoints stay text")
     details(page, axe, receipt, check, shot)
     visit(page, "Decisions")
-    # The page asks for the latest decisions every 2 s, and those of others soon push a decision off the list.
-    shown = eventually(lambda: bool(traffic(ten)) and SCRIPT in page.inner_text("main"))
+    # The page asks for the latest decisions every 2 s, and those of others soon push a decision off the list. So this needs some tries.
+    shown = eventually(lambda: bool(traffic(ten)) and SCRIPT in page.inner_text("main"), 60.0)
     check.that(shown, "a hostile model stays text")
     check.that(page.locator("main script").count() == 0, "no name becomes an element")
     longest = max(map(len, page.inner_text("main").split("\n")))
