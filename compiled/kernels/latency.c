@@ -202,7 +202,8 @@ KERNEL(first_tokens) {
         if (holds > 0.0) {
             s.memory = p[PLACE_S] * larger(0.0, needed - holds) / holds;
             s.displaced = p[DISPLACED] * p[PLACE_S] * s.tokens / holds * sharp(larger(0.0, used), p[SHARP]);
-            if (here && p[SERIAL] == 0.0 && DATA(double, a[COMPUTED])[slot] >= p[FILLED] * holds)
+            double computed = here ? DATA(double, a[COMPUTED])[slot] : 0.0;
+            if (p[SERIAL] == 0.0 && computed >= p[FILLED] * holds)
                 s.displaced += p[DISPLACED] * s.speed * p[UNCACHED] * s.tokens / THOUSAND;
         }
         double begun = s.ahead > 0.0 ? newest(starts, slot) : 0.0;
