@@ -10,6 +10,9 @@ import enum
 from collections.abc import Mapping
 from typing import Final
 
+import msgspec
+
+UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)  # decoders raise these for bad JSON and msgpack
 NO_HEADERS: Final[Mapping[str, str]] = {}
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from epp.errors import UNREADABLE
 from epp.learning.endpoint import ERROR_BOUNDS, EndpointModel
 from epp.learning.least_squares import LeastSquares
 from epp.learning.model import LatencyModel
@@ -92,7 +93,7 @@ def decode(data: bytes) -> LatencyModel:
         if version != VERSION:
             raise UnusableModel(f"it has version {version}, and this picker reads version {VERSION}")
         state = _decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as problem:
+    except UNREADABLE as problem:
         raise UnusableModel(f"it is damaged: {problem}") from problem
     model = LatencyModel()
     _restore(model.first, state.first)

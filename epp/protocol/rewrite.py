@@ -19,8 +19,8 @@ import msgspec
 import numpy as np
 
 from compiled import calls
-from epp.errors import Cause, Refused
-from epp.protocol.surrogates import UNREADABLE, replaced
+from epp.errors import UNREADABLE, Cause, Refused
+from epp.protocol.surrogates import replaced
 
 REMOVED: Final = ("accept-encoding", "content-encoding")  # removed from a rewritten request, so that request and answer are plain
 MEMBERS_MAX: Final = 2  # members of one name in one body that are accepted

@@ -13,9 +13,6 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-import msgspec
-
-UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)  # decoders raise these for bad JSON
 HALVES_MAX: Final = 1000  # half pairs that are replaced; a client that cuts texts sends one per text
 LOOKS_MAX: Final = 1 << 14  # escapes of halves, paired or not, in a text that is searched; to look at each takes a microsecond
 RUN: Final = 1024  # backslashes before an escape that are counted at once

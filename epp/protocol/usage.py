@@ -14,9 +14,9 @@ import msgspec
 from compiled.calls import find, flat_end
 from epp.data import Datum
 from epp.decision.decision import Usage
+from epp.errors import UNREADABLE
 from epp.protocol import wire
 from epp.protocol.grpc_frames import Frames
-from epp.protocol.surrogates import UNREADABLE
 from epp.protocol.usage_structs import ANTHROPIC_USAGE, META_INFO, TOKENS_MAX, USAGE, readable_fields
 
 KEY: Final = b'"usage"'

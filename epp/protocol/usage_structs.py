@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from epp.protocol.surrogates import UNREADABLE
+from epp.errors import UNREADABLE
 
 # uint32, as in the gRPC APIs. Larger numbers are ignored, because their sums would overflow the words in shared memory.
 TOKENS_MAX: Final = 2**32 - 1

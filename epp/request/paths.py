@@ -10,9 +10,8 @@ import msgspec
 
 from compiled import calls
 from epp.decision.pipeline import Pipeline
-from epp.errors import Cause, Refused
+from epp.errors import UNREADABLE, Cause, Refused
 from epp.plugin import Parser
-from epp.protocol.surrogates import UNREADABLE
 
 DEFAULT_PATH: Final = "/v1/completions"  # used if neither the gateway nor the body says the path
 KNOWN_MAX: Final = 1024

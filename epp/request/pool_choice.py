@@ -16,9 +16,9 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from compiled import calls
-from epp.errors import Cause, Refused
+from epp.errors import UNREADABLE, Cause, Refused
 from epp.protocol import codec
-from epp.protocol.surrogates import UNREADABLE, replaced
+from epp.protocol.surrogates import replaced
 
 UNDECIDED: Final = -1
 KEPT_MAX: Final = 4096  # answers that are kept, because streams and requests repeat them

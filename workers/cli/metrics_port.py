@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeVar
 
 import click
 
-from epp.protocol.surrogates import UNREADABLE
+from epp.errors import UNREADABLE
 from shm import observe
 from workers.cli import http_page
 

@@ -17,8 +17,8 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
+from epp.errors import UNREADABLE
 from epp.learning.state import UnusableModel
-from epp.protocol.surrogates import UNREADABLE
 from shm.prefix_index import FAR_MARK, OWNER_WORD_MASK, WAYS
 from shm.prefix_writer import IndexWriter
 from workers.replicas.endpoint_places import Places

@@ -4,7 +4,7 @@ import math
 import re
 from typing import Final
 
-from epp.protocol.surrogates import UNREADABLE
+from epp.errors import UNREADABLE
 from shm.budgets import FILLS_MAX, KEY_MAX
 from workers.replicas.wire import (
     AGE_US_MAX,

@@ -6,10 +6,10 @@ from typing import Any
 import msgspec
 
 from epp.data import Column
+from epp.errors import UNREADABLE
 from epp.plugin import plugin
 from epp.plugins.extractors._pages import MODELS, Extracted, ExtractError, PageExtractor
 from epp.protocol.models import Model
-from epp.protocol.surrogates import UNREADABLE
 
 SERVED_MODELS: Column[frozenset[str]] = Column("served_models", frozenset)
 MODELS_MAX = 1024

@@ -31,8 +31,8 @@ import numpy as np
 from xxhash import xxh3_128_digest
 
 from compiled.calls import find
+from epp.errors import UNREADABLE
 from epp.plugins.parsers._structs import EMPTY, Message, Part, Raw, Source
-from epp.protocol.surrogates import UNREADABLE
 from epp.request import BYTES_PER_TOKEN
 
 MESSAGE: Final = b"\xff"

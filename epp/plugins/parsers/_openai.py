@@ -10,12 +10,11 @@ from typing import Any, Final
 
 import msgspec
 
-from epp.errors import Cause, Refused
+from epp.errors import UNREADABLE, Cause, Refused
 from epp.plugins.parsers import _canonical, _extents, _parts, _plain_prompts
 from epp.plugins.parsers._canonical import BRACKET, QUOTE, first, present
 from epp.plugins.parsers._reader import Reader
 from epp.plugins.parsers._structs import EMPTY, Chat, Completion, Conversation, Crowd, Embedding, Front, Image, Raw, Responses, TokenId
-from epp.protocol.surrogates import UNREADABLE
 from epp.protocol.usage_structs import TOKENS_MAX
 from epp.request import Parts, Prompt, Request
 from epp.request.model_rewrite import MODEL_CHARS_MAX

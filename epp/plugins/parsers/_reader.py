@@ -13,8 +13,8 @@ from typing import Any, get_args, get_origin
 import msgspec
 
 from compiled import calls
+from epp.errors import UNREADABLE
 from epp.plugins.parsers._structs import EMPTY, Raw
-from epp.protocol.surrogates import UNREADABLE
 
 
 class Reader:

@@ -8,13 +8,12 @@ from typing import Final
 
 import msgspec
 
-from epp.errors import Cause, Refused
+from epp.errors import UNREADABLE, Cause, Refused
 from epp.plugin import Parser, plugin
 from epp.plugins.parsers import _canonical, _extents, _openai, _parts
 from epp.plugins.parsers._canonical import BRACKET, first, present
 from epp.plugins.parsers._reader import Reader
 from epp.plugins.parsers._structs import ABSENT, EMPTY, Message, Raw, Scalar
-from epp.protocol.surrogates import UNREADABLE
 from epp.protocol.usage import ANSWER, UNSEEN, AnswerHandling, AnthropicScanner
 from epp.request import Prompt, Request
 

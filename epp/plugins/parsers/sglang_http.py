@@ -4,12 +4,11 @@ from typing import Final
 
 import msgspec
 
-from epp.errors import Cause, Refused
+from epp.errors import UNREADABLE, Cause, Refused
 from epp.plugin import Parser, plugin
 from epp.plugins.parsers import _extents, _openai, _plain_prompts, _tokens
 from epp.plugins.parsers._canonical import present
 from epp.plugins.parsers._structs import EMPTY, Raw, Scalar, TokenId
-from epp.protocol.surrogates import UNREADABLE
 from epp.protocol.usage import ANSWER, AnswerHandling, SglangScanner
 from epp.request import Request
 

@@ -4,13 +4,12 @@ from typing import Annotated, Final
 
 import msgspec
 
-from epp.errors import Cause, Refused
+from epp.errors import UNREADABLE, Cause, Refused
 from epp.plugin import Parser, plugin
 from epp.plugins.parsers import _extents, _openai, _plain_prompts, _tokens
 from epp.plugins.parsers._canonical import present
 from epp.plugins.parsers._reader import Reader
 from epp.plugins.parsers._structs import ABSENT, EMPTY, Raw, Scalar, TokenId
-from epp.protocol.surrogates import UNREADABLE
 from epp.request import Feature, Request
 
 GENERATE: Final = "inference/v1/generate"

@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from epp.errors import ProducerFailed
+from epp.errors import UNREADABLE, ProducerFailed
 from epp.plugin import Plugin, Services, Waiting
-from epp.protocol.surrogates import UNREADABLE
 
 PREDICT_S = 0.4  # the longest wait of a decision
 # The call gets this much less time than the decision waits, so that it ends by its own timeout and not by being cancelled.

@@ -17,11 +17,10 @@ import msgspec
 import numpy as np
 
 from epp.candidates import Candidates
-from epp.errors import ProducerFailed
+from epp.errors import UNREADABLE, ProducerFailed
 from epp.metrics import counter
 from epp.plugin import Count, DataProducer, Services, Waiting, plugin
 from epp.plugins.producers import _estimate
-from epp.protocol.surrogates import UNREADABLE
 from epp.quantities import named_duration
 from epp.request import Media, Parts, Request
 from epp.request.tokens import NO_TOKENS, TOKENS, Feature, PromptTokens, TokenizedPrompt

@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from epp.protocol.surrogates import UNREADABLE
+from epp.errors import UNREADABLE
 from workers.cli.doctor.running import Running
 from workers.host.options import POOL_GROUP
 from workers.shared.doctor_report import ERROR, WARNING, Finding

@@ -7,7 +7,7 @@ import click
 import msgspec
 
 from epp.config.schema import API_VERSION
-from epp.protocol.surrogates import UNREADABLE
+from epp.errors import UNREADABLE
 from epp.quantities import parse_duration
 from shm.observe import Seen
 from shm.segment import SegmentError

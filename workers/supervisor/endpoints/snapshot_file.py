@@ -21,7 +21,7 @@ from zlib import crc32
 import msgspec
 import structlog
 
-from epp.protocol.surrogates import UNREADABLE
+from epp.errors import UNREADABLE
 from shm.index_capacity import OWNER_IDS
 from shm.prefix_index import FIRST_OWNER
 from workers.process.prefix_secret import create_private

@@ -22,7 +22,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from epp.protocol.surrogates import UNREADABLE
+from epp.errors import UNREADABLE
 from workers.supervisor.kube.errors import MESSAGE_CHARS_MAX, ApiError, Unreachable, access, decode_status
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import Final, Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from epp.protocol.surrogates import UNREADABLE
+from epp.errors import UNREADABLE
 from workers.supervisor.endpoints.discovery import HOLD_S, EmptyList
 from workers.supervisor.kube.api import Resource
 from workers.supervisor.kube.errors import ApiError, decode_status

@@ -25,7 +25,7 @@ from typing import Final
 import msgspec
 import structlog
 
-from epp.protocol.surrogates import UNREADABLE
+from epp.errors import UNREADABLE
 from workers.host.log import Rarely
 from workers.supervisor.kube.api import Api, Resource
 from workers.supervisor.kube.election import NEVER, Done, Election, Lease, Read, Wait, Write

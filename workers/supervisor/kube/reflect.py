@@ -25,7 +25,7 @@ from typing import Final, Generic
 
 import msgspec
 
-from epp.protocol.surrogates import UNREADABLE
+from epp.errors import UNREADABLE
 from workers.supervisor.kube.api import Api, Resource
 from workers.supervisor.kube.errors import ApiError, Unreachable
 from workers.supervisor.kube.known import Expired, Known, ObjectChange, T, UnreadableAnswer, decode_page, history_gone

@@ -25,7 +25,7 @@ from typing import Any, Final
 
 import msgspec
 
-from epp.protocol.surrogates import UNREADABLE
+from epp.errors import UNREADABLE
 from workers.host.log import Rarely
 from workers.supervisor.kube.api import Api
 from workers.supervisor.kube.errors import ApiError, Unreachable
