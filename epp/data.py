@@ -64,6 +64,8 @@ class Datum(Key[T]):
         self.per_profile = per_profile
 
 
+COUNT_MAX: Final = 2.0**53  # the endpoint table stores the values of a column of type int exactly up to this number
+
 # Values that model servers report. Extractors write them. Plugins declare those that they read.
 # Units: requests, except that KV_USAGE is a ratio from 0 to 1, CACHE_BLOCK_SIZE and CACHE_TOKENS are in tokens, CACHE_NUM_BLOCKS in
 # blocks, MAX_LORA in adapters. CACHE_BLOCK_SIZE: prefixes are found in multiples of this size. CACHE_TOKENS: how much the KV cache holds.

@@ -4,8 +4,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
-from epp.data import KV_USAGE
-from epp.plugins.extractors._info_metrics import COUNT_MAX
+from epp.data import COUNT_MAX, KV_USAGE
 from shm.budgets import BudgetRow, BudgetSums
 from shm.documents import DocumentReader
 from shm.prefix_writer import IndexWriter

@@ -13,6 +13,7 @@ from epp.data import (
     CACHE_NUM_BLOCKS,
     CACHE_RANKS,
     CACHE_TOKENS,
+    COUNT_MAX,
     KV_USAGE,
     MAX_LORA,
     RUNNING,
@@ -20,7 +21,7 @@ from epp.data import (
     WAITING_MODELS,
     Column,
 )
-from epp.plugins.extractors._info_metrics import COUNT_MAX, Adapters, Cache, Problems
+from epp.plugins.extractors._info_metrics import Adapters, Cache, Problems
 from epp.plugins.extractors._pages import Extracted, ExtractError, check_whole
 from epp.plugins.extractors._ranks import Join, each, mean, total
 from epp.protocol.exposition import Finder, Malformed, Selector

@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from math import isfinite
 from typing import Final
 
+from epp.data import COUNT_MAX
 from epp.plugins.extractors._ranks import APART, RANK
 from epp.protocol.exposition import Finder, Malformed, Selector, labels_of
 
-COUNT_MAX: Final = 2.0**53  # the endpoint table stores counts exactly up to this number
 ADAPTERS_MAX: Final = 1024  # running or waiting adapters that are read for one endpoint
 ADAPTER_NAME_BYTES_MAX: Final = 512
 MAX_LORA_LABEL: Final = b"max_lora"
