@@ -33,7 +33,7 @@ from workers.host.options import Options
 from workers.process import pool_views
 from workers.process.generations import Given
 from workers.process.instance import FIRST, Instance
-from workers.process.loading import PoolText, read_configurations, read_pools
+from workers.process.loading import PoolText, names_in, read_configurations, read_pools
 from workers.process.places import DEFAULT, Places, Pool
 from workers.process.pool_list import SPARE, listed
 from workers.process.pool_views import kv_events_differ
@@ -122,7 +122,7 @@ def texts_by_name(options: Options, named: Sequence[str]) -> Mapping[str, Given]
     if not folder:
         return {DEFAULT: read_given(options)}
     try:
-        files = sorted(name for name in os.listdir(folder) if name.endswith(SUFFIX) and not name.startswith("."))
+        files = names_in(folder, SUFFIX)
     except OSError as refused:
         raise BadConfiguration(f"error: --config-dir {folder}: {refused.strerror or refused}") from refused
     if len(files) > FILES_MAX:

@@ -39,9 +39,9 @@ class PoolText(NamedTuple):
     source: str
 
 
-def is_plugin_file(name: str) -> bool:
-    """Returns whether a file of the folder has plugins. Hidden files, such as those of editors and file managers, have none."""
-    return name.endswith(SUFFIX) and not name.startswith(".")
+def names_in(folder: str, endings: str | tuple[str, ...]) -> list[str]:
+    """Returns the names in a folder that end so, sorted. Skips hidden files, such as those of editors and file managers. Raises OSError."""
+    return sorted(name for name in os.listdir(folder) if name.endswith(endings) and not name.startswith("."))
 
 
 def read_plugins(folder: str) -> dict[str, bytes]:
@@ -51,7 +51,7 @@ def read_plugins(folder: str) -> dict[str, bytes]:
     if not folder:
         return {}
     try:
-        names = sorted(filter(is_plugin_file, os.listdir(folder)))
+        names = names_in(folder, SUFFIX)
         if len(names) > PLUGIN_FILES_MAX:
             raise UnreadablePlugins(f"--plugin-path {folder}: {len(names)} Python files; at most {PLUGIN_FILES_MAX}")
         found: dict[str, bytes] = {}

@@ -19,7 +19,7 @@ from epp.config.tenants_section import key_files
 from workers.host.directory import LOOK_EVERY_S, changes
 from workers.process.generations import GenerationLost
 from workers.process.instance import Instance
-from workers.process.loading import PLUGIN_FILES_MAX, SUFFIX, UnreadablePlugins, read_plugins, read_text
+from workers.process.loading import PLUGIN_FILES_MAX, SUFFIX, UnreadablePlugins, names_in, read_plugins, read_text
 
 SETTLE_S: Final = 0.05
 CONFIGURATION: Final = ".yaml"  # the end of the names of the files of --config-dir
@@ -38,8 +38,7 @@ def seen(files: Sequence[str], plugin_path: str, config_dir: str = "") -> Seen:
     for folder, suffix, most in ((plugin_path, SUFFIX, PLUGIN_FILES_MAX), (config_dir, CONFIGURATION, POOLS_MAX)):
         if folder:
             with contextlib.suppress(OSError):
-                names = sorted(name for name in os.listdir(folder) if name.endswith(suffix) and not name.startswith("."))
-                paths += [os.path.join(folder, name) for name in names[: most + 1]]
+                paths += [os.path.join(folder, name) for name in names_in(folder, suffix)[: most + 1]]
     found = []
     for path in paths:
         real = os.path.realpath(path)

@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from workers.host.yaml_files import DiscoveryError, Fault, Node, documents, log_fields, read_file
+from workers.process.loading import names_in
 from workers.supervisor.kube.object_kinds import KINDS, Found, Object, Once, PoolName, Remark, by_name, by_pool, child, read, text
 
 SUFFIXES: Final = (".yaml", ".yml", ".json")
@@ -125,10 +126,9 @@ class Folder:
 
     def _paths(self) -> list[str]:
         try:
-            names = sorted(os.listdir(self.path))
+            names = names_in(self.path, SUFFIXES)
         except OSError as failure:
             raise DiscoveryError([f"{self.path}: cannot be read: {failure.strerror}"]) from failure
-        names = [name for name in names if name.endswith(SUFFIXES) and not name.startswith(".")]
         if len(names) > FILES_MAX:
             raise DiscoveryError([f"{self.path}: more than {FILES_MAX} files; put several objects into one file"])
         return [os.path.join(self.path, name) for name in names]
