@@ -27,7 +27,7 @@ class Silent:
 
 @pytest.fixture
 def ended() -> Iterator[int]:
-    """The id of a process that has ended and was not reaped, as that of a picker in a container whose first process reaps nothing."""
+    """The id of a process that has ended and was not reaped, as that of a picker in a container where the first process reaps nothing."""
     with subprocess.Popen(["true"], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.read()  # returns when the process has ended
